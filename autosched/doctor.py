@@ -22,7 +22,13 @@ class State(enum.StrEnum):
 
     OK = "ok"
     MISSING = "missing"  # something optional is not there
+    BUSY = "busy"  # other processes use what is to be measured
     PROBLEM = "problem"  # something needed does not work
+
+    @property
+    def exit_code(self) -> int:
+        """Of a command that says so: for a busy machine that of a tuning job on it, for a problem that of a faulty device."""
+        return {State.BUSY: 3, State.PROBLEM: 5}.get(self, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +104,11 @@ def _cpu() -> Finding:
     usable = usable_cores()
     if usable < 2:
         detail = f"{usable} core{_why_so_few(usable)}"
-        return Finding("cpu lanes", State.PROBLEM, detail, "lanes need at least 2 cores; schedules will stay sequential")
+        return Finding("cpu lanes", State.MISSING, detail, "lanes need at least 2 cores; schedules will stay sequential")
     taken = _taken_now(usable)
     if taken > DISTURBED:
         detail = f"{usable} cores{_why_so_few(usable)}, {100 * taken:.0f} % of them taken by other processes now"
-        return Finding("cpu lanes", State.PROBLEM, detail, "stop other work before tuning: what is timed beside it says nothing")
+        return Finding("cpu lanes", State.BUSY, detail, "stop other work before tuning: what is timed beside it says nothing")
     return Finding("cpu lanes", State.OK, f"{usable} cores{_why_so_few(usable)}", "")
 
 

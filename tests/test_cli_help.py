@@ -136,12 +136,31 @@ def test_an_unknown_device_is_answered_with_the_known_ones(device: str, words: s
     assert words in capsys.readouterr().err
 
 
-def test_doctor_looks_at_what_decides_whether_tuning_will_work(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_looks_at_what_decides_whether_tuning_will_work(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("autosched.doctor._taken_now", lambda cores: 0.0)
     assert run("doctor", "--json") == 0
     findings = {item["what"]: item for item in json.loads(capsys.readouterr().out)["findings"]}
     assert {"torch", "cpu lanes", "cuda", "C++ compiler", "cache", "cost model, cpu"} <= findings.keys()
     assert all(item["advice"] for item in findings.values() if item["state"] != "ok")
     assert re.match(r"\d+ cores?", findings["cpu lanes"]["detail"])
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["table", "json"])
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [(("ok",), 0), (("ok", "missing"), 0), (("busy", "ok"), 3), (("problem", "missing"), 5), (("busy", "problem", "ok"), 5)],
+)
+def test_doctor_tells_a_script_what_it_found(
+    states: tuple[str, ...], code: int, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from autosched import doctor
+
+    found = [doctor.Finding(f"part {place}", doctor.State(state), "", "") for place, state in enumerate(states)]
+    monkeypatch.setattr("autosched.doctor.examine", lambda: found)
+    assert run("doctor", *options) == code
+    printed = capsys.readouterr()
+    assert all(f"part {place}" in printed.out for place in range(len(states)))
+    assert not printed.err
 
 
 def test_doctor_takes_the_releases_of_pytorch_that_pip_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +194,7 @@ def test_doctor_says_that_a_busy_machine_measures_nothing(told: bool, taken: flo
     monkeypatch.setattr(contamination, "mark_load", lambda: next(marks) if told else LoadMark(0.0, -1.0, 0.0, 0))
     monkeypatch.setattr("autosched.doctor._WATCHED_S", 0.0)
     (lanes,) = (finding for finding in doctor.examine() if finding.what == "cpu lanes")
-    assert lanes.state is (doctor.State.PROBLEM if problem else doctor.State.OK)
+    assert lanes.state is (doctor.State.BUSY if problem else doctor.State.OK)
     assert ("60 %" in lanes.detail) == problem
 
 

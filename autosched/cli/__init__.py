@@ -1,7 +1,7 @@
 """The command line. Results go to stdout, everything else to stderr; with ``--json`` stdout holds one JSON object and nothing else.
 
-Exit codes: 0 ok, 2 usage, 3 unstable measurement, 4 incompatible or corrupt artifact, 5 device missing or faulty, 129 its terminal was
-closed (SIGHUP), 130 interrupted, 143 asked to stop by SIGTERM.
+Exit codes: 0 ok, 2 usage, 3 unstable measurement, 4 incompatible or corrupt artifact, 5 device missing or faulty, or a problem
+that doctor found, 129 its terminal was closed (SIGHUP), 130 interrupted, 143 asked to stop by SIGTERM.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ To begin: autosched doctor, then autosched tune torchvision:googlenet --effort q
 """
 _EPILOG = (
     "Exit codes: 0 ok, 2 a mistake in the command, 3 the machine was too noisy for any conclusion, 4 an incompatible or corrupt file, "
-    "5 a missing or faulty device, 129 stopped by SIGHUP, 130 interrupted, 143 stopped by SIGTERM."
+    "5 a missing or faulty device, or a problem that doctor found, 129 stopped by SIGHUP, 130 interrupted, 143 stopped by SIGTERM."
 )
 
 app = typer.Typer(

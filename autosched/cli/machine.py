@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import typer
 
 from autosched.cli.options import JsonOption
 from autosched.cli.printing import emit, results_console, say
+
+if TYPE_CHECKING:
+    from autosched.doctor import Finding
 
 _OTHER_FORMS = (
     "Any other model of torchvision or timm, by its name there: timm:resnet18",
@@ -36,20 +42,28 @@ def list_models(json: JsonOption = False) -> None:
 
 
 def doctor(json: JsonOption = False) -> None:
-    """Say what this machine can do, and what is missing; problem is something needed, missing something optional."""
+    """Say what this machine can do, and what is missing; problem is something needed, missing something optional.
+
+    Exit code 5 if anything is a problem, else 3 if other processes keep the cores busy, else 0.
+    """
     from autosched.doctor import examine
 
     findings = examine()
     if json:
         emit({"findings": findings})
-        return
+    else:
+        _print_findings(findings)
+    raise typer.Exit(max(finding.state.exit_code for finding in findings))
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title="autosched doctor")
     for heading in ("what", "state", "detail", "what to do"):
         table.add_column(heading, overflow="fold")
-    colours = {"ok": "green", "missing": "yellow", "problem": "red"}
+    colours = {"ok": "green", "missing": "yellow", "busy": "red", "problem": "red"}
     for finding in findings:
         # Plain text: in rich's markup the extra in autosched[cuda] would be a style, and vanish.
         state = Text(finding.state, style=colours[finding.state])
