@@ -15,11 +15,12 @@ from rich.console import Console
 
 from autosched.cli.costmodel import whether_used
 from autosched.cli.costmodel_tables import _METRICS, print_evaluation, print_training
-from autosched.costmodel.pair_set import pair_set
-from autosched.costmodel.persist import save_model
+from autosched.costmodel.pair_set import PairSet, pair_set
+from autosched.costmodel.persist import load_model, save_model
 from autosched.costmodel.train import train
 from autosched.costmodel.trained import TrainedModel
 from autosched.costmodel.xgboost_model import XgboostModel
+from autosched.datasets.store import Store
 from autosched.datasets.synthetic import synthetic_store
 from autosched.pipeline import collecting, model_choice, retraining
 from tests.conformance.command import run
@@ -61,13 +62,17 @@ def trained_on(model: TrainedModel, kind: str, name: str, families: tuple[str, .
     return TrainedModel(model.inner, model.intervals, card)
 
 
+def some_trees(folder: Path) -> TrainedModel:
+    pairs = pair_set(synthetic_store(folder, families=("alpha", "beta"), kernels=6, pairs=40, seed=1))
+    trees = XgboostModel(threads=1)
+    trees.fit(pairs.query, pairs.labels, rng=np.random.default_rng(0))
+    return TrainedModel(trees, None, train(pairs, seed=0, kinds=("xgboost",), curve=False).model.card)
+
+
 def test_evaluate_reads_the_model_that_tuning_reads_and_says_which(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pairs = pair_set(synthetic_store(tmp_path / "elsewhere", families=("alpha", "beta"), kernels=6, pairs=40, seed=1))
-    trees = XgboostModel(threads=1)
-    trees.fit(pairs.query, pairs.labels, rng=np.random.default_rng(0))
-    learned = TrainedModel(trees, None, train(pairs, seed=0, kinds=("xgboost",), curve=False).model.card)
+    learned = some_trees(tmp_path / "elsewhere")
     own_runs, installed = retraining.places_of("cpu")
     synthetic_store(own_runs, families=("gamma",), kernels=4, pairs=6, seed=0)
     shipped = tmp_path / "shipped" / "model"
@@ -172,6 +177,31 @@ def test_what_training_says_of_an_installed_model_is_what_tuning_does(
     assert own.folder is None
     assert in_use.folder is None
     assert "goes on with the analytic prior" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("own_kind", "words"),
+    [(False, "pairs of cuda, and this device is cpu"), (True, "usable pairs; a learned model needs at least 40 to be judged")],
+    ids=["of a GPU", "too few"],
+)
+def test_runs_that_teach_nothing_here_leave_the_installed_model_alone(
+    own_kind: bool, words: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def of_a_cpu(store: Store) -> PairSet:
+        pairs = pair_set(store)
+        devices = tuple(dataclasses.replace(item, kind="cpu") for item in pairs.query.devices)
+        return dataclasses.replace(pairs, query=dataclasses.replace(pairs.query, devices=devices))
+
+    if own_kind:
+        monkeypatch.setattr(retraining, "pair_set", of_a_cpu)
+    place = retraining.places_of("cpu")[1]
+    save_model(trained_on(some_trees(tmp_path / "elsewhere"), "cpu", "here", ("alpha",)), place)
+    assert run("train", str(runs), "--device", "cpu") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert words in said
+    assert "the cost model that tuning uses here (xgboost, trained on" in said
+    assert load_model(place).name == "xgboost"
+    assert run("train", str(runs), "--device", "cpu", "-o", str(tmp_path / "beside")) == 0
 
 
 def test_no_cell_of_an_evaluation_is_cut_off_in_a_narrow_terminal(runs: Path, tmp_path: Path) -> None:

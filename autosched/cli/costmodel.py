@@ -115,7 +115,9 @@ def train(
     own_runs, own_model = retraining.places_of(device)
     runs, output = runs or own_runs, output or own_model
     with live_progress(quiet=quiet) as progress:
-        training = retraining.train(runs, output, start=start, seed=seed, progress=progress)
+        training = retraining.train(
+            runs, output, start=start, install_on=device if output == own_model else None, seed=seed, progress=progress
+        )
     if json:
         emit({"model": str(output), "chosen": training.decision, "held_out": training.held_out, "curve": training.curve})
         return
