@@ -99,6 +99,7 @@ def train(
             what is no slowdown.
     """
     say = report or logger.info
+    _say_of_several_devices(pairs)
     factories = _factories(kinds, start, pairs)
     unseen = np.arange(len(pairs)) if start is None else _unseen_by(start, pairs)
     if len(pairs) < LEAST_PAIRS:
@@ -121,6 +122,16 @@ def train(
         points = learning_curve(pairs, {learned: factories.get(learned) or COST_MODELS.get(learned)}, folds, seed=seed)
     model = _finish(pairs, decision, factories, held_out, seed, points, start)
     return Training(model, metrics, decision, points)
+
+
+def _say_of_several_devices(pairs: PairSet) -> None:
+    names = {scope.device.digest: scope.facts.name for scope in pairs.scopes}
+    if len(names) > 1:
+        logger.warning(
+            "the runs are of several devices (%s), and errors are over all of them: the one chosen may be worse than the prior or a "
+            "constant on one; train on the runs of one device alone to judge it there",
+            ", ".join(names.values()),
+        )
 
 
 def _unseen_by(start: TrainedModel, pairs: PairSet) -> Indices:

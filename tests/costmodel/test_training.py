@@ -150,6 +150,20 @@ def test_one_family_is_held_out_by_kernel_with_a_warning(pairs: PairSet, caplog:
     assert "one model family (alpha)" in caplog.text
 
 
+def test_runs_of_several_devices_are_judged_together_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def runs(*devices: str) -> PairSet:
+        folder = tmp_path / "-".join(devices)
+        for device in devices:
+            store = synthetic_store(folder, families=("alpha", "beta"), kernels=6, pairs=10, device=device)
+        return pair_set(store)
+
+    with caplog.at_level(logging.WARNING):
+        train(runs("synthetic-a"), seed=0, kinds=("graybox",), curve=False)
+        assert "several devices" not in caplog.text
+        train(runs("synthetic-a", "synthetic-b"), seed=0, kinds=("graybox",), curve=False)
+    assert caplog.text.count("the runs are of several devices (synthetic-") == 1
+
+
 def test_families_of_the_same_operators_are_no_test_of_each_other(pairs: PairSet, caplog: pytest.LogCaptureFixture) -> None:
     one = some_of(pairs, np.repeat(np.flatnonzero(np.asarray(pairs.labels.family) == "alpha"), 2))
     twice = dataclasses.replace(one, labels=dataclasses.replace(one.labels, family=("alpha", "copy") * (len(one) // 2)))
