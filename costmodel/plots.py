@@ -9,17 +9,31 @@ from autosched.costmodel.evaluate import Evaluation
 from autosched.costmodel.metrics import CurvePoint
 
 
+def require_plotly() -> None:
+    """Find out before an evaluation, too, whether there can be figures of it.
+
+    Raises:
+        UsageError: plotly is not installed.
+    """
+    try:
+        import plotly  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "figures need the package plotly, which is not installed; install it with: pip install 'autosched[report]'. "
+            "Without -o only tables are made, and with --json what evaluation.json holds."
+        ) from error
+
+
 def write_plots(evaluation: Evaluation, curve: tuple[CurvePoint, ...], path: Path) -> None:
     """Calibration, error by class of pair, importance, and the learning curve.
 
     Raises:
         UsageError: plotly is not installed.
     """
-    try:
-        import plotly.graph_objects as figures
-        from plotly.subplots import make_subplots
-    except ImportError as error:
-        raise UsageError("plots need plotly; install autosched[report], or use the JSON alone") from error
+    require_plotly()
+    import plotly.graph_objects as figures
+    from plotly.subplots import make_subplots
+
     titles = ("predicted against measured slowdown", "mean absolute log error by pair class", "permutation importance", "learning curve")
     page = make_subplots(rows=2, cols=2, subplot_titles=titles)
     bins = evaluation.calibration

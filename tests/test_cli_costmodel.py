@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import msgspec
@@ -271,6 +272,16 @@ def test_a_folder_that_cannot_be_is_named_before_anything_is_evaluated(
     monkeypatch.setattr(retraining, "evaluate", None)
     assert run("evaluate", str(tmp_path), str(tmp_path), "-o", str(tmp_path / folder)) == 2
     assert f"cannot write tables and figures to {tmp_path / folder}: " in capsys.readouterr().err
+
+
+def test_that_figures_need_plotly_is_said_before_anything_is_evaluated(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setattr(retraining, "evaluate", lambda *args, **options: pytest.fail("it began"))
+    assert run("evaluate", str(tmp_path / "model"), str(runs), "-o", str(tmp_path / "out")) == 2
+    assert "pip install 'autosched[report]'" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_without_permission_is_named_before_anything_is_evaluated(

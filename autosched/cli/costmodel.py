@@ -179,7 +179,10 @@ def evaluate(
 
     _require_own(device)
     if output is not None:
+        from autosched.costmodel.plots import require_plotly
+
         # Found out before the comparison is made.
+        require_plotly()
         _make_folder(output)
     result = retraining.evaluate(model or retraining.model_of(device), runs or retraining.places_of(device)[0], seed=seed)
     if output is not None:
