@@ -89,9 +89,9 @@ def take_references(
             break
         inputs.append(tuple(drawn))
         outputs.append(in_order(program, answer))
-        if name := attributes.state():
+        if named := attributes.state():
             raise UnsupportedGraph(
-                f"each call leaves another tensor in the model's attribute {name!r}, where another form of call may read it; expected "
+                f"each call leaves another tensor in the model's {named}, where another form of call may read it; expected "
                 "buffers and outputs. Keep in a buffer what another call reads, or delete it at the end of forward() if none does."
             )
     returned = sum(isinstance(leaf, Ref) for leaf in program.output_leaves)

@@ -17,6 +17,7 @@ from autosched.core.attribute_reach import END, reach
 from autosched.runtime.module_attributes import settings_of
 from autosched.runtime.state import version_of
 
+_MOST_NAMED = 16
 _Held = tuple[torch.Tensor, int]
 """A tensor, and how often it was changed in place."""
 
@@ -44,13 +45,16 @@ class AttributeTensors:
         self._left = {name: [tensor.detach().clone() for tensor, _ in now[name]] for name in changed}
 
     def state(self) -> str:
-        """After another call with other inputs: the name of an attribute that both have changed, and not to the same; or nothing."""
+        """After another call with other inputs: which attributes both have changed, and not to the same, as text; or nothing."""
         now = self._now()
+        names = []
         for name, left in self._left.items():
             held = now.get(name, [])
             if not _same(held, self._noted[name]) and not _equal([tensor for tensor, _ in held], left):
-                return name
-        return ""
+                names.append(repr(name))
+        # All at once: a model that notes what it computes, to be looked at later, may leave a dozen.
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        return f"attribute{'s' if len(names) > 1 else ''} {', '.join(names[:_MOST_NAMED])}{more}" if names else ""
 
     def give_back(self) -> None:
         """Put every tensor, and what holds some, back where it was, and take away those that were put where none was.

@@ -229,8 +229,8 @@ class Binder:
             self._require_unchanged(others)
             raise
         self._require_unchanged(others)
-        if name := attributes.state():
-            what = f"each call leaves another tensor in the model's attribute {printable(name)}, and the schedule leaves none"
+        if named := attributes.state():
+            what = f"each call leaves another tensor in the model's {printable(named)}, and the schedule leaves none"
             advice = "keep in a buffer what another call reads, or delete it at the end of forward()"
             raise IncompatibleArtifact(self._label, [f"{what}; {advice}"])
         watch.settle()

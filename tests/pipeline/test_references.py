@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -77,3 +79,26 @@ def test_what_each_call_leaves_where_another_may_read_it_is_refused_before_anyth
         Yardstick(model := Pyramid(), args, None, 0).of(capture(model, args).program)
     found = Yardstick(tidy := Tidy(), args, None, 0).of(capture(tidy, args).program)
     assert torch.equal(found.outputs[0][0], tidy(*args))
+
+
+class Noting(nn.Module):
+    """Notes what each layer gave, to be looked at later, as interpretable networks do."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer.made = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("layers", "named"), [(2, "attributes 'layers.0.made', 'layers.1.made', where"), (20, "'layers.15.made' and 4 more, where")]
+)
+def test_all_attributes_that_calls_leave_tensors_in_are_named_at_once(layers: int, named: str) -> None:
+    """One at a time, each would cost another tuning job."""
+    args = (torch.randn(2, 4),)
+    with pytest.raises(UnsupportedGraph, match=re.escape(named)):
+        Yardstick(model := Noting(layers), args, None, 0).of(capture(model, args).program)

@@ -249,7 +249,7 @@ def test_what_one_form_of_call_leaves_for_another_is_refused_and_what_was_left_b
     with torch.no_grad():
         model(x)
         expected = model(x, first=False)
-        with pytest.raises(IncompatibleArtifact, match=f"attribute {'seen' if in_a_list else 'h'}, and the schedule leaves none"):
+        with pytest.raises(IncompatibleArtifact, match=f"attribute {'seen' if in_a_list else 'h'!r}, and the schedule leaves none"):
             load(data, model, strict=True)
         assert torch.equal(model(x, first=False), expected)
 
