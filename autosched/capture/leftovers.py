@@ -24,8 +24,8 @@ _OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
 
 @contextmanager
 def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Attributes, parameters and buffers of ``model`` and its parts, and what attributes and hooks hold, as far as :func:`reach` goes, are
-    afterwards as now."""
+    """Attributes, parameters, buffers and hooks of ``model`` and its parts, and what attributes and hooks hold, as far as :func:`reach`
+    goes, are afterwards as now. Hooks that were removed stay so."""
     modules = list(model.modules())
     known = {id(module) for module in modules}
     back: dict[int, Callable[[], None]] = {}
@@ -37,6 +37,9 @@ def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
         for held in (*reached.dictionaries, *reached.lists, *uncounted, *tensors):
             back.setdefault(id(held), _restoring(held))
         back[id(module)] = _restoring_attributes(vars(module), attributes)
+        # A model that adds hooks in its first call, and notes that it has, would add them again. Those of lazy modules go for good.
+        for table in (table for key, table in vars(module).items() if key in _OF_EVERY_MODULE and "_hooks" in key):
+            back[id(table)] = _removing_added(table)
     try:
         yield
     finally:
@@ -50,6 +53,16 @@ def _restoring_attributes(table: dict[str, Any], began: dict[str, Any]) -> Calla
             del table[key]
         # Only what differs: whoever counts writes to this need not be told of none.
         table.update({key: value for key, value in began.items() if table.get(key, _GONE) is not value})
+
+    return restore
+
+
+def _removing_added(table: dict[int, Any]) -> Callable[[], None]:
+    began = set(table)
+
+    def restore() -> None:
+        for key in table.keys() - began:
+            del table[key]
 
     return restore
 

@@ -179,3 +179,29 @@ def test_a_graph_of_dynamos_is_not_called() -> None:
     assert not calls.empty()
     while not calls.empty():
         assert isinstance(calls.get(), FakeTensor)
+
+
+class Recording(nn.Module):
+    """Hooks its layers at its first call, and notes that it has, as models of transformers do that return their hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not hasattr(self, "hooked"):
+            for layer in self.layers:
+                layer.register_forward_hook(lambda module, args, output: self.seen.append(output))
+            self.hooked = True
+        self.seen: list[torch.Tensor] = []
+        for layer in self.layers:
+            x = layer(x)
+        seen, self.seen = tuple(self.seen), []
+        return (x, *seen)
+
+
+def test_hooks_that_a_first_call_adds_are_not_there_twice_afterwards() -> None:
+    model, x = Recording().eval(), torch.randn(2, 4)
+    captured = capture(model, (x,))
+    assert not any(layer._forward_hooks for layer in model.layers)
+    assert len(captured.program.output_leaves) == len(model(x)) == 3
