@@ -53,7 +53,7 @@ def doctor(json: JsonOption = False) -> None:
         emit({"findings": findings})
     else:
         _print_findings(findings)
-    raise typer.Exit(max(finding.state.exit_code for finding in findings))
+    raise typer.Exit(max((finding.state.exit_code for finding in findings), default=0))
 
 
 def _print_findings(findings: Sequence[Finding]) -> None:

@@ -61,6 +61,7 @@ _TENSORS: dict[str, Callable[[], Any]] = {
     "number": lambda: 1.0,
     "nothing": lambda: None,
 }
+_MODEL = TwoBranches().eval()
 _SIGNATURE = inspect.signature(TwoBranches.forward)
 _FLAGS = st.sampled_from([True, True, True, False, 1, 1.0, "True", None])
 _MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -94,7 +95,7 @@ def _call(table: ShapeTable, x: Any, shift: Any, flag: Any, *, learn: bool) -> t
         found = table.find(_SIGNATURE, (x,), {"more": {"shift": shift, "flag": flag}})
         checked = found.checked
         if not checked:
-            _fit(found.slot, found.tensors, table.device)
+            _fit(found.slot, found.tensors, table.device, _MODEL)
             if learn:
                 found.learn()
     except InputMismatch as error:
