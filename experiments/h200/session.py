@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from autosched.core.errors import DeviceMissing  # noqa: E402
+from autosched.doctor import State  # noqa: E402
 from autosched.runtime.cuda.key import cuda_device_key  # noqa: E402
 from experiments.calls import LEFT, Call, run_logged, write_json  # noqa: E402
 from experiments.devices import commit, folder_name  # noqa: E402
@@ -61,6 +62,8 @@ _SUITE = (
     "autosched:deepfm", "torchvision:squeezenet1_1", "transformers:bert", "autosched:randwire", "torchvision:resnet50", "transformers:t5",
     "torchvision:inception_v3", "torchvision:mobilenet_v2", "torchvision:densenet201", "timm:nasnetalarge",
 )  # fmt: skip
+# A busy machine, and what is missing on it, are no fault of its own.
+_FOUND_BY_DOCTOR = (State.BUSY.exit_code, State.PROBLEM.exit_code)
 # Nothing is compiled.
 _REWRITTEN = ("--lowering", "rewritten", "--no-compiled", "--budget", "10s", "--expect", "40")
 
@@ -78,6 +81,7 @@ class Step:
         smoke: options that rehearse it without a GPU; ``None``: it has no rehearsal.
         retry: options with which it does again what failed, where it would not by itself.
         restarts: how often it is begun again at once where it ended early and something was left: its process, not its time, was over.
+        done: exit codes of one that is done; others than 0 say something of the machine, which its log keeps.
     """
 
     name: str
@@ -89,6 +93,7 @@ class Step:
     smoke: tuple[str, ...] | None = ("--smoke",)
     retry: tuple[str, ...] = ()
     restarts: int = 0
+    done: tuple[int, ...] = (0,)
 
 
 def _script(name: str, *options: str) -> tuple[str, ...]:
@@ -123,7 +128,7 @@ def steps(opara: Path | None = None) -> list[Step]:
     return [
         # A cold disk: what is imported first may take minutes. One that is cut off here has kept the call from everything else.
         Step("device", _script("h200/machine.py", "--out", "{out}"), 180.0, 5.0, required=True),
-        Step("doctor", ("-P", "-m", "autosched", "doctor"), 60.0, 5.0, smoke=()),
+        Step("doctor", ("-P", "-m", "autosched", "doctor"), 60.0, 5.0, smoke=(), done=(0, *_FOUND_BY_DOCTOR)),
         Step("rules", _tests(*_RULES), 190.0, 80.0, _TESTS_MARGIN_S, smoke=_NAMES, restarts=_RESTARTS),
         # With nearly all of a call, which compilers that time kernels need; and before that, with whatever the first call has left: what
         # breaks or is missing is then known while there is time. Where no compiler was late the first time, nothing is run again.
@@ -225,11 +230,11 @@ def run(
 
     status = run_logged(command, limit_s, log, environment=environment, meanwhile=look)
     # One that a signal ended has not said that it is done: memory ran out, or a library broke its process.
-    state = "left" if status is None or status < 0 else {0: "done", LEFT: "left"}.get(status, "failed")
+    state = "left" if status is None or status < 0 else {LEFT: "left", **dict.fromkeys(step.done, "done")}.get(status, "failed")
     diary.note(step, state, before_s + time.monotonic() - begin)
     said = "its time was over" if status is None else f"status {status}"
     print(f"{step.name}: {state} ({said}, {time.monotonic() - begin:.0f} s); {log}", flush=True)
-    shown = _SHOWN_OF_FAILED if status not in (0, LEFT, None) else _SHOWN_LINES
+    shown = _SHOWN_OF_FAILED if status not in (*step.done, LEFT, None) else _SHOWN_LINES
     for line in log.read_bytes()[said_before:].decode(errors="replace").rstrip().splitlines()[-shown:]:
         print(f"    {line[:_SHOWN_COLUMNS]}", flush=True)
     return state

@@ -86,6 +86,14 @@ def test_what_is_not_done_with_its_share_waits_until_the_others_have_had_theirs(
     assert rig.call(plan, "--seconds", "205") == (LEFT, [("a", 100), ("b", 100), ("a", 70)])
 
 
+def test_what_doctor_finds_on_the_machine_is_no_failure_of_the_session(rig: Rig) -> None:
+    plan = [item for item in session.steps() if item.name == "doctor"]
+    for found, status in ((3, 0), (5, 0), (1, 1)):
+        rig.out = rig.out.with_name(f"found {found}")
+        rig.answers = {"doctor": [(5.0, found)]}
+        assert rig.call(plan) == (status, [("doctor", 60)])
+
+
 def test_what_failed_is_not_run_again_unless_asked_and_is_said(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     plan = [step("a"), step("b")]
     rig.answers = {"a": [(5.0, 3), (5.0, 0)]}
