@@ -42,8 +42,9 @@ def assignments_seen(model: torch.nn.Module) -> Iterator[None]:
             if isinstance(new, torch.Tensor) and new is not old:
                 replaced.append((table, key, old, new))
         began.clear()
-        for table, key, old, new in replaced:
-            if table is model._buffers and (old.shape, old.dtype) != (new.shape, new.dtype):
+        others = [item for item in replaced if (item[2].shape, item[2].dtype) != (item[3].shape, item[3].dtype)]
+        for table, key, old, new in others:
+            if table is model._buffers:
                 raise UnsupportedGraph(
                     f"the model replaces its buffer {key!r}, {list(old.shape)} {old.dtype}, by one that is {list(new.shape)} {new.dtype}; "
                     "expected the same shape and dtype in every call. Keep one of the largest size and fill a part of it, or take it as an "
@@ -51,7 +52,7 @@ def assignments_seen(model: torch.nn.Module) -> Iterator[None]:
                 )
         # Those of the root export writes itself.
         inner = [item for item in replaced if item[0] is not model._buffers]
-        if not replaced or any(old.shape != new.shape or old.dtype != new.dtype for _, _, old, new in inner):
+        if not replaced or others:
             return result
         # A result that is what was there before must not become what is there now.
         result = map_packed(lambda tensor: tensor.clone() if _is_among(tensor, replaced) else tensor, result)
