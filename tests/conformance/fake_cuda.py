@@ -46,6 +46,7 @@ class FakeCuda(FakeAllocator):
         self.workspaces_stay = True  # which depends on the version of PyTorch, too
         self.strays = 0
         self.live_graphs = 0
+        self.beside = 0  # how often this thread has said that it ends nobody's capture
         self._graphs_in: dict[int, int] = {}  # by pool; absent: in none yet
         self.duration_us: float = 10.0
         self.native = True
@@ -144,6 +145,14 @@ class FakeCuda(FakeAllocator):
         if event.capture is not None:
             self._invalidate(event.capture, "cudaErrorCapturedEvent: an event of a capture was waited for")
         self._ended(event.behind)
+
+    @contextlib.contextmanager
+    def beside_captures(self) -> Iterator[None]:
+        self.beside += 1
+        try:
+            yield
+        finally:
+            self.beside -= 1
 
     @staticmethod
     def _require_there(stream: FakeStream) -> None:

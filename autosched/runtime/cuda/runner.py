@@ -179,7 +179,9 @@ class GraphRunner:
                 self._free()
 
     def _free(self) -> None:
-        if self._graph is not None:
+        if self._graph is None:
+            return
+        with self._backend.beside_captures():
             self._gate.finish()
             graph, self._graph = self._graph, None
             self.outputs = []

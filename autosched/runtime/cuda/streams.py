@@ -70,7 +70,10 @@ class StreamBackend(Protocol):
         """Whatever is launched on ``stream`` from now on runs after ``event``."""
 
     def await_event(self, event: Event) -> None:
-        """Wait on the host until an event has happened; allowed while another thread captures on other streams."""
+        """Wait on the host until an event has happened."""
+
+    def beside_captures(self) -> AbstractContextManager[None]:
+        """Within, this thread may wait for what is in no capture, and free it, while another thread captures on other streams."""
 
     def elapsed_us(self, start: Event, end: Event) -> float:
         """Microseconds between two timing events that have happened."""

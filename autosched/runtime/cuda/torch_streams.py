@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -99,11 +99,16 @@ class TorchStreams:
         stream.wait_event(event)
 
     def await_event(self, event: Event) -> None:
-        """``Event.synchronize``; it ends no capture of a user's that forbids every thread to wait: what is waited for is in none."""
+        """``Event.synchronize``."""
+        event.synchronize()
+
+    @contextlib.contextmanager
+    def beside_captures(self) -> Iterator[None]:
+        """By the mode of this thread: ``torch.cuda.graph`` forbids all others to wait, and a graph that is freed ends its capture."""
         library, mode = driver_library(), ctypes.c_int(_CAPTURE_MODE_RELAXED)
         library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
         try:
-            event.synchronize()
+            yield
         finally:
             library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 

@@ -13,7 +13,7 @@ from autosched.runtime.cuda.graph import GraphCapturer
 from autosched.runtime.cuda.runner import GraphRunner
 from autosched.runtime.plan import make_plan
 from tests.conformance.fake_cuda import FakeCuda
-from tests.conformance.fake_cuda_values import Block, FakeEvent, FakeTensor, OutOfMemory
+from tests.conformance.fake_cuda_values import Block, FakeCapture, FakeEvent, FakeTensor, OutOfMemory
 from tests.conformance.fake_graphs import diamond, random_schedule
 from tests.conformance.fake_program import FakeProgram
 
@@ -25,6 +25,7 @@ class Watched(FakeCuda):
         super().__init__()
         self.freed_early = 0
         self.waits = 0
+        self.exposed = 0  # calls that end the captures of other threads
 
     def free(self, block: Block) -> None:
         self.freed_early += bool(self._running)
@@ -32,7 +33,12 @@ class Watched(FakeCuda):
 
     def await_event(self, event: FakeEvent) -> None:
         self.waits += 1
+        self.exposed += not self.beside
         super().await_event(event)
+
+    def reset(self, graph: FakeCapture) -> None:
+        self.exposed += not self.beside
+        super().reset(graph)
 
 
 class Rig:
@@ -118,6 +124,19 @@ def test_a_runner_that_was_closed_or_never_called_waits_for_nothing_when_it_is_d
     del closed
     assert rig.cuda.waits == 0
     assert rig.cuda.live_graphs == 0
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_no_capture_of_another_thread_ends_when_a_runner_is_gone(closed: bool) -> None:
+    rig = Rig()
+    runner = rig.runner()
+    rig.called(runner)
+    before = rig.cuda.exposed, rig.cuda.live_graphs
+    if closed:
+        runner.close()
+    del runner
+    assert (rig.cuda.exposed, rig.cuda.live_graphs) == (before[0], before[1] - 1)
+    assert rig.cuda.waits == 1
 
 
 def test_a_runner_that_is_dropped_in_a_capture_neither_waits_nor_is_freed_there() -> None:

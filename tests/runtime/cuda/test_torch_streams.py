@@ -94,7 +94,7 @@ def test_streams_are_made_by_the_driver_in_the_context_that_pytorch_uses(monkeyp
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_waiting_for_an_event_is_allowed_beside_any_capture(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+def test_a_thread_is_forbidden_nothing_beside_captures_and_then_what_it_was_before(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     modes = [0]  # of this thread; 0 is CUDA's default, 2 forbids it nothing
 
     class Driver:
@@ -102,15 +102,12 @@ def test_waiting_for_an_event_is_allowed_beside_any_capture(monkeypatch: pytest.
             given._obj.value, modes[0] = modes[0], given._obj.value
             return 0
 
-    class Event:
-        def synchronize(self) -> None:
+    monkeypatch.setattr(torch_streams, "driver_library", Driver)
+    with pytest.raises(RuntimeError, match="lost") if fails else contextlib.nullcontext():
+        with object.__new__(TorchStreams).beside_captures():
             modes.append(modes[0])
             if fails:
                 raise RuntimeError("the device is lost")
-
-    monkeypatch.setattr(torch_streams, "driver_library", Driver)
-    with pytest.raises(RuntimeError, match="lost") if fails else contextlib.nullcontext():
-        object.__new__(TorchStreams).await_event(Event())
     assert modes == [0, 2]
 
 
