@@ -70,6 +70,7 @@ TABLES = {
     "compile-cost-cpu": lambda: of_cpus(lambda folder: tables_fused.compile_cost_table(folder / "compile_cost")),
     "gpu-short": lambda: of_gpus(lambda folder: tables_gpu.short_table(folder / "suite")),
     "gpu-suite": lambda: of_gpus(lambda folder: tables_gpu.suite_table(folder / "suite")),
+    "gpu-lowerings": lambda: of_gpus(lambda folder: tables_gpu.lowerings_table(folder / "suite")),
     "gpu-fused": lambda: of_gpus(lambda folder: tables_fused.fused_table(folder / "fused")),
     "gpu-compile-cost": lambda: of_gpus(lambda folder: tables_fused.compile_cost_table(folder / "compile_cost")),
     "gpu-serve": lambda: of_gpus(tables_serve.serve_table),

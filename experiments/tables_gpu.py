@@ -75,12 +75,13 @@ def short_table(folder: Path) -> str:
     if not found:
         return NOT_YET
     lines = [
-        "| model | torch.compile | sequential | Opara's order | autosched | over sequential | noise |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| model | lowering | torch.compile | sequential | Opara's order | autosched | over sequential | over torch.compile | noise |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for item in sorted(found, key=lambda item: item.model):
         times = (item.time_us(*COMPILED), item.time_us("sequential", "sequential_wide"), item.time_us("opara", "opara_2"), item.kept_us)
-        cells = [f"`{item.model}`", *map(milliseconds, times), ratio(item.over_sequential, 1.0), f"{item.report['noise_floor_pct']:.1f} %"]
+        gains = ratio(item.over_sequential, 1.0), ratio(item.time_us(*COMPILED), item.kept_us)
+        cells = [f"`{item.model}`", item.report["lowering"], *map(milliseconds, times), *gains, f"{item.report['noise_floor_pct']:.1f} %"]
         lines.append("| " + " | ".join(cells) + " |")
     modes = [said for name, said in _SAID.items() if any(item.time_us(name) is not None for item in found)]
     machines = sorted(
@@ -88,6 +89,20 @@ def short_table(folder: Path) -> str:
     )
     said = f"torch.compile: {', '.join(modes)}" if modes else "torch.compile was not measured"
     return "\n".join([*lines, "", f"Measured median milliseconds, batch 1, float32, each one CUDA graph. {said}. {'; '.join(machines)}."])
+
+
+def lowerings_table(folder: Path) -> str:
+    """What jobs that chose among lowerings found of each: one line for each model and lowering."""
+    jobs = [item for item in recorded(folder)[0] if item.report.get("lowerings")]
+    if not jobs:
+        return NOT_YET
+    lines = ["| model | lowering | operators | in order | at best | tuned | outcome |", "|---|---|---:|---:|---:|---:|---|"]
+    for item in sorted(jobs, key=lambda item: (item.dtype != "float32", item.batch, item.model)):
+        for row in item.report["lowerings"]:
+            times = (milliseconds(row[name]) for name in ("sequential_us", "bound_us", "tuned_us"))
+            said = f"{row['outcome']}: {row['why']}" if row["why"] else row["outcome"]
+            lines.append("| " + " | ".join([f"`{item.model}`", row["lowering"], str(row["operators"] or ""), *times, cell(said)]) + " |")
+    return "\n".join([*lines, "", "Measured median milliseconds of the jobs above; *at best*: the lower bound of any schedule, by times alone."])
 
 
 def _why(item: Recorded, name: str) -> str:

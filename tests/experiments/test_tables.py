@@ -328,6 +328,35 @@ def test_compile_costs_show_what_was_timed_and_what_failed(tmp_path: Path) -> No
     assert "16 cores, torch 2.11.0, commit abcdef012" in table
 
 
+def test_lowerings_that_a_job_chose_among_have_a_line_each(tmp_path: Path) -> None:
+    write(tmp_path, "toy", 80.0)
+    assert tables_gpu.lowerings_table(tmp_path) == NOT_YET
+    path = tmp_path / "toy_b1_float32.json"
+    document = json.loads(path.read_text())
+    kept = {"lowering": "inductor", "operators": 7, "sequential_us": 90.0, "bound_us": 40.0, "tuned_us": 80.0, "outcome": "kept", "why": ""}
+    left = {**kept, "lowering": "fused", "operators": None, "tuned_us": None, "outcome": "dropped", "why": "slow | late"}
+    document["report"]["lowerings"] = [left, kept]
+    path.write_text(json.dumps(document))
+    assert tables_gpu.lowerings_table(tmp_path).splitlines()[2:4] == [
+        r"| `toy` | fused |  | 0.090 | 0.040 |  | dropped: slow \| late |",
+        "| `toy` | inductor | 7 | 0.090 | 0.040 | 0.080 | kept |",
+    ]
+
+
+def test_the_short_table_of_a_gpu_says_whose_kernels_are_scheduled(tmp_path: Path) -> None:
+    assert tables_gpu.short_table(tmp_path) == NOT_YET
+    write(tmp_path, "toy", 80.0)
+    path = tmp_path / "toy_b1_float32.json"
+    document = json.loads(path.read_text())
+    document["report"]["lowering"] = "inductor"
+    path.write_text(json.dumps(document))
+    head, _, line = tables_gpu.short_table(tmp_path).splitlines()[:3]
+    cells = dict(zip(*([cell.strip() for cell in row.split("|")[1:-1]] for row in (head, line)), strict=True))
+    assert cells["lowering"] == "inductor"
+    assert cells["autosched"] == "0.080"
+    assert cells["over torch.compile"] == f"{float(cells['torch.compile']) / 0.080:.2f}x"
+
+
 def test_the_short_table_has_what_a_reader_asks_first(tmp_path: Path) -> None:
     assert tables_suite.short_table(tmp_path) == NOT_YET
     write(tmp_path, "toy", 80.0)
