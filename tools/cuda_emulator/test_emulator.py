@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -172,6 +173,22 @@ def test_another_thread_may_wait_in_a_thread_local_capture_only() -> None:
         else:
             with pytest.raises(RuntimeError, match="previous error during capture"):
                 capture.end()
+
+
+@pytest.mark.parametrize(("mode", "instantiated", "ends"), [("thread_local", True, False), ("global", False, False), ("global", True, True)])
+def test_a_graph_that_another_thread_frees_ends_a_global_capture(mode: str, instantiated: bool, ends: bool) -> None:
+    other = Capture()
+    other.launch()
+    freed = other.end()
+    if instantiated:
+        freed.instantiate()
+    capture = Capture(mode)
+    capture.launch()
+    thread = threading.Thread(target=freed.reset)
+    thread.start()
+    thread.join()
+    with pytest.raises(RuntimeError, match="previous error during capture") if ends else contextlib.nullcontext():
+        capture.end()
 
 
 def test_a_capture_ends_in_its_thread_and_on_its_stream() -> None:

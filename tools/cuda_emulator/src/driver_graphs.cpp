@@ -196,6 +196,8 @@ CALL cuGraphExecDestroy(CUgraphExec handle) {
     if (!world().executables.erase(executable)) DONE(CUDA_ERROR_INVALID_VALUE);
     forget(executable->graph.get());
     delete executable;
+    // No document says so: an H200 (driver 580) frees the graph, and ends the captures of others.
+    unsafe_call();
     DONE(0);
 }
 CALL cuGraphDebugDotPrint(CUgraph graph, const char* path, unsigned) {
