@@ -102,7 +102,8 @@ def lowerings_table(folder: Path) -> str:
             times = (milliseconds(row[name]) for name in ("sequential_us", "bound_us", "tuned_us"))
             said = f"{row['outcome']}: {row['why']}" if row["why"] else row["outcome"]
             lines.append("| " + " | ".join([f"`{item.model}`", row["lowering"], str(row["operators"] or ""), *times, cell(said)]) + " |")
-    return "\n".join([*lines, "", "Measured median milliseconds of the jobs above; *at best*: the lower bound of any schedule, by times alone."])
+    footer = "Measured median milliseconds of the jobs above; *at best*: the lower bound of any schedule, by times alone."
+    return "\n".join([*lines, "", footer])
 
 
 def _why(item: Recorded, name: str) -> str:

@@ -54,8 +54,6 @@ _SHOWN_LINES, _SHOWN_OF_FAILED, _SHOWN_COLUMNS = 8, 30, 200
 _WORKERS = "AUTOSCHED_COMPILE_WORKERS"
 _REHEARSAL = "rehearsal"
 _DIARY = "session.json"
-# Files of tests/gpu on which everything else rests; tests/gpu/conftest.py puts the others in order.
-_RULES = ("streams", "serving", "layout")
 _FIRST = "torchvision:googlenet"
 # Those that compile quickly come first: a call's end often has room for one of them.
 _SUITE = (
@@ -64,6 +62,8 @@ _SUITE = (
 )  # fmt: skip
 # A busy machine, and what is missing on it, are no fault of its own.
 _FOUND_BY_DOCTOR = (State.BUSY.exit_code, State.PROBLEM.exit_code)
+# torch.compile in its quickest mode alone.
+_DEFAULTS = ("--modes", "compiled", "--budget", "40s", "--expect", "200")
 # Nothing is compiled.
 _REWRITTEN = ("--lowering", "rewritten", "--no-compiled", "--budget", "10s", "--expect", "40")
 
@@ -105,11 +105,10 @@ def _suite(*models_and_options: str) -> tuple[str, ...]:
     return _script("h200/suite.py", *models_and_options, *case, "--out", "{out}/suite", "--deadline", "{seconds}")
 
 
-def _tests(*names: str) -> tuple[str, ...]:
-    files = [str(ROOT / "tests" / "gpu" / f"test_gpu_{name}.py") for name in names]
+def _tests() -> tuple[str, ...]:
     # Verbose, so that the log of a run that was stopped says what passed; what runs know of each other is in a file that is kept.
     known = ("--gpu-budget", "{seconds}", "--gpu-done", "{out}/gpu_tests.jsonl")
-    return ("-P", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "gpu", "--log-level=INFO", *known, *files)
+    return ("-P", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-m", "gpu", "--log-level=INFO", *known, str(ROOT / "tests" / "gpu"))
 
 
 def steps(opara: Path | None = None) -> list[Step]:
@@ -118,7 +117,6 @@ def steps(opara: Path | None = None) -> list[Step]:
     Args:
         opara: a clone of its published code; without one, that comparison is left out.
     """
-    everything = {path.stem.removeprefix("test_gpu_") for path in (ROOT / "tests" / "gpu").glob("test_gpu_*.py")}
     limits, again, on_cpu = ("--deadline", "{seconds}"), ("--retry",), ("--smoke", "--device", "cpu")
     published = [
         Step(
@@ -129,11 +127,12 @@ def steps(opara: Path | None = None) -> list[Step]:
         # A cold disk: what is imported first may take minutes. One that is cut off here has kept the call from everything else.
         Step("device", _script("h200/machine.py", "--out", "{out}"), 180.0, 5.0, required=True),
         Step("doctor", ("-P", "-m", "autosched", "doctor"), 60.0, 5.0, smoke=(), done=(0, *_FOUND_BY_DOCTOR)),
-        Step("rules", _tests(*_RULES), 190.0, 80.0, _TESTS_MARGIN_S, smoke=_NAMES, restarts=_RESTARTS),
-        # With nearly all of a call, which compilers that time kernels need; and before that, with whatever the first call has left: what
-        # breaks or is missing is then known while there is time. Where no compiler was late the first time, nothing is run again.
+        # On an H200 with 16 cores they took 160 seconds.
+        Step("tests", _tests(), 230.0, 80.0, _TESTS_MARGIN_S, smoke=_NAMES, restarts=_RESTARTS),
+        # With nearly all of a call, which compilers that time kernels need; and before that, with whatever the first call has left, beside
+        # the one compiler that is quick: what breaks or is missing is then known while there is time.
         Step("googlenet", _suite(_FIRST), 500.0, 400.0, retry=again),
-        Step("early", _suite(_FIRST), 330.0, 260.0, retry=again),
+        Step("defaults", _suite(_FIRST, *_DEFAULTS), 280.0, 240.0, retry=again),
         # Sixteen processes that each import PyTorch and begin with CUDA; it stops between any two of them.
         Step("probes", _script("h200/probe.py", "--out", "{out}", *limits), 300.0, retry=again),
         # Half a minute a model. What streams are worth, and pairs of as many families as possible.
@@ -142,7 +141,6 @@ def steps(opara: Path | None = None) -> list[Step]:
         Step("collect", _script("h200/collect.py", "--work", "{out}/runs", "--out", "{out}/data", *limits), 200.0, 60.0),
         *(published if opara is not None else []),
         Step("load", _script("serve/load.py", "--device", "cuda", "--missing", "--out", "{out}/load.json", *limits), 75.0, smoke=on_cpu),
-        Step("tests", _tests(*sorted(everything - set(_RULES))), 270.0, 80.0, _TESTS_MARGIN_S, smoke=_NAMES, restarts=_RESTARTS),
         Step(
             "compile_cost",
             _script("fused/compile_cost.py", "--device", "cuda", "--out", "{out}/compile_cost", *limits, "timm:nasnetalarge"),

@@ -7,13 +7,15 @@
 Each model, batch and data type is one ``autosched compare`` in a process of its own: eager, the sequential CUDA graph, ``torch.compile``
 (default, max-autotune, max-autotune with combo kernels and frozen weights), every strategy, and the tuned schedule, interleaved in one
 run; one JSON file each. A call begins no run that would not fit and skips what has a file, so calling it again goes on. Where a baseline
-ended because the call had too little time for it, a later call that has more measures that model again, after those that have no result.
+ended because the call had too little time for it, or was left out (``--modes``), a later call that has more time, or wants it, measures
+that model again, after those that have no result.
 Exit status: 0 everything asked for has a result, 1 the result of one is that it failed, 10 something is left for the next call.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -26,8 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
-from autosched.config import parse_seconds  # noqa: E402
+from autosched.config import compile_modes, parse_seconds  # noqa: E402
 from autosched.core.errors import DeviceMissing  # noqa: E402
+from autosched.device.cuda.baselines import MODES  # noqa: E402
 from experiments.calls import LEFT, Call, another_s, compile_total_s, late_baselines  # noqa: E402
 from experiments.devices import results_of  # noqa: E402
 from experiments.suite import Run, outcome, record, stem_of  # noqa: E402
@@ -74,20 +77,27 @@ def cases(models: Sequence[str] = (), batches: Sequence[int] = (), dtypes: Seque
                     yield Case(model, batch, dtype, lowering)
 
 
-def finished(case: Case, folders: Sequence[Path], call: Call, *, failures: bool = True) -> bool:
+def finished(case: Case, folders: Sequence[Path], call: Call, *, failures: bool = True, modes: Sequence[str] = ()) -> bool:
     """Whether a result is there. One that ran out of time, or a baseline of which did, counts if it had all the time that a call can give.
 
     Args:
         failures: whether a run that failed counts as well; it would most likely fail again.
+        modes: of ``torch.compile``, wanted beside whichever of them was measured.
     """
     for found in _found(case, folders):
         report, limit_s = found["report"], found["run"]["limit_s"]
         if "error" in report:
             if failures and call.settled(report, limit_s):
                 return True
-        elif not late_baselines(report) or call.had_all(limit_s):
+        elif not _unasked(report, modes) and (not late_baselines(report) or call.had_all(limit_s)):
             return True
     return False
+
+
+def _unasked(report: dict[str, Any], modes: Sequence[str]) -> set[str]:
+    """Modes that a comparison was told to leave out; none where all of them were."""
+    rows = {row["name"] for row in report.get("strategies", ())}
+    return set(modes) - rows if rows & {kind.value for kind in MODES} else set()
 
 
 def measured(case: Case, folders: Sequence[Path]) -> bool:
@@ -117,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         "--compile-limit", type=float, default=150.0, help="most seconds for one torch.compile baseline; all have what is left"
     )
     parser.add_argument("--compiled", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--modes", default="", help="of torch.compile, with commas between them; by default all of them")
     parser.add_argument("--lowering", default="", help="of the operators; by default the job's choice")
     parser.add_argument("--retry", action="store_true", help="run again what failed in earlier calls")
     parser.add_argument("--list", action="store_true", help="say what is done and what is left, and run nothing")
@@ -134,13 +145,17 @@ def main() -> int:
     call = Call(arguments.deadline, expect_s=arguments.expect)
     out = _folder(parser, arguments)
     folders = (out, *([arguments.done] if arguments.done is not None else _recorded(arguments.device)))
-    left = [case for case in wanted if not finished(case, folders, call, failures=not arguments.retry)]
+    if arguments.modes:
+        os.environ["AUTOSCHED_COMPILE_MODES"] = arguments.modes
+    modes = compile_modes([kind.value for kind in MODES]) if arguments.compiled else ()
+    done = functools.partial(finished, modes=modes)
+    left = [case for case in wanted if not done(case, folders, call, failures=not arguments.retry)]
     # What has no times comes before what lacks those of a baseline; with --retry, what has failed comes last.
-    left.sort(key=lambda case: (finished(case, folders, call), measured(case, folders)))
+    left.sort(key=lambda case: (done(case, folders, call), measured(case, folders)))
     if arguments.list:
         for case in wanted:
-            done = "done" if finished(case, folders, call, failures=False) else "failed"
-            print(f"{'left' if case in left else done:6}  {case.file}")
+            state = "done" if done(case, folders, call, failures=False) else "failed"
+            print(f"{'left' if case in left else state:6}  {case.file}")
         return LEFT if left else 0
     late: list[Case] = []
     while left and call.fits():
@@ -167,10 +182,10 @@ def main() -> int:
         if not call.settled(report, limit_s):
             left.insert(0, case)
             break
-        if not finished(case, (out,), call):
+        if not done(case, (out,), call):
             late.append(case)
     left += late
-    failed = [case for case in wanted if case not in left and not finished(case, folders, call, failures=False)]
+    failed = [case for case in wanted if case not in left and not done(case, folders, call, failures=False)]
     if failed:
         print(f"failed: {', '.join(case.file for case in failed)}; --retry runs them again", flush=True)
     if left:

@@ -35,6 +35,7 @@ def test_the_whole_suite_is_what_is_to_be_measured() -> None:
 
 LATE = [
     {"name": "compiled", "failure": None},
+    {"name": "max_autotune_combo", "failure": None},
     {"name": "max_autotune", "failure": {"kind": "timeout", "detail": "no progress for 8 s"}},
 ]
 
@@ -149,6 +150,22 @@ def test_a_model_whose_compilers_had_too_little_is_measured_again_when_there_is_
     assert (code, [name for name, _ in made]) == (0, ["a_2_b1_float32.json"])
     # However late they are, a whole call is all there is.
     assert called(400.0, *asked, "--deadline", "520", needs_s=400.0) == (0, [])
+
+
+def test_a_model_that_was_measured_without_some_compilers_is_measured_again_with_them(
+    called: Callable[..., tuple[int, Called]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AUTOSCHED_COMPILE_MODES", raising=False)
+    monkeypatch.setattr(suite.os, "environ", {**suite.os.environ})
+    asked = ("a:1", "a:2", "--batches", "1", "--dtypes", "float32")
+    result(tmp_path / "done", Case("a:1", 1, "float32"), rows=[{"name": "eager", "failure": None}, {"name": "compiled", "failure": None}])
+    code, made = called(50.0, *asked)
+    assert (code, [name for name, _ in made]) == (0, ["a_2_b1_float32.json", "a_1_b1_float32.json"])
+    assert called(50.0, "a:3", *asked[2:], "--modes", "compiled")[0] == 0
+    (tmp_path / "out" / "a_1_b1_float32.json").unlink()
+    assert suite.os.environ["AUTOSCHED_COMPILE_MODES"] == "compiled"
+    assert called(50.0, *asked, "--modes", "compiled") == (0, [])
+    assert called(50.0, *asked, "--modes", "compiled,max_autotune")[1][0][0] == "a_1_b1_float32.json"
 
 
 def test_times_of_an_earlier_run_stay_where_a_longer_one_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

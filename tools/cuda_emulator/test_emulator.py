@@ -175,7 +175,9 @@ def test_another_thread_may_wait_in_a_thread_local_capture_only() -> None:
                 capture.end()
 
 
-@pytest.mark.parametrize(("mode", "instantiated", "ends"), [("thread_local", True, False), ("global", False, False), ("global", True, True)])
+@pytest.mark.parametrize(
+    ("mode", "instantiated", "ends"), [("thread_local", True, False), ("global", False, False), ("global", True, True)]
+)
 def test_a_graph_that_another_thread_frees_ends_a_global_capture(mode: str, instantiated: bool, ends: bool) -> None:
     other = Capture()
     other.launch()

@@ -103,11 +103,11 @@ def test_a_thread_is_forbidden_nothing_beside_captures_and_then_what_it_was_befo
             return 0
 
     monkeypatch.setattr(torch_streams, "driver_library", Driver)
-    with pytest.raises(RuntimeError, match="lost") if fails else contextlib.nullcontext():
-        with object.__new__(TorchStreams).beside_captures():
-            modes.append(modes[0])
-            if fails:
-                raise RuntimeError("the device is lost")
+    expected = pytest.raises(RuntimeError, match="lost") if fails else contextlib.nullcontext()
+    with expected, object.__new__(TorchStreams).beside_captures():
+        modes.append(modes[0])
+        if fails:
+            raise RuntimeError("the device is lost")
     assert modes == [0, 2]
 
 
