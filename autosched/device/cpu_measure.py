@@ -35,6 +35,7 @@ from autosched.runtime.lanes import LaneExecutor, Trace
 from autosched.runtime.numerics import Agreement, compare
 from autosched.runtime.plan import Plan, Step, make_plan
 from autosched.runtime.rounding import coarsest_of
+from autosched.runtime.state import copies_of
 from autosched.runtime.widths import WidePrograms
 from autosched.runtime.workspace import peak_live_bytes
 
@@ -283,9 +284,9 @@ class CpuMeasurer:
         for given, wanted in zip(inputs, references, strict=True):
             self.beat(0)
             # Each run gets its own copies: a model may change its inputs.
-            got = executor.run([tensor.clone() for tensor in given])
+            got = executor.run(copies_of(given))
             self.beat(0)
-            bitwise = compare(got, in_order.run([tensor.clone() for tensor in given])).bitwise and bitwise
+            bitwise = compare(got, in_order.run(copies_of(given))).bitwise and bitwise
             agreement = compare(got, wanted, coarsest=coarsest)
             if (failure := _incomparable(agreement, got, wanted)) is not None:
                 return CompareAnswer(failure=failure)
@@ -293,7 +294,7 @@ class CpuMeasurer:
                 # Compiled code keeps the rounding that it was compiled with.
                 compiled = bool(self.programs.program.source) or any(schedule.variant)
                 with full_float32():
-                    exact = in_order.run([tensor.clone() for tensor in given])
+                    exact = in_order.run(copies_of(given))
                 within = within and compare(exact, wanted, rounded=rounding if compiled else None, coarsest=coarsest).within_tolerance
             else:
                 within = within and agreement.within_tolerance

@@ -13,7 +13,7 @@ from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import Program, Ref
 from autosched.runtime.attribute_tensors import AttributeTensors
 from autosched.runtime.float32 import full_float32
-from autosched.runtime.state import OtherBuffers, ask, state_of
+from autosched.runtime.state import OtherBuffers, ask, copies_of, state_of
 from autosched.runtime.telling_inputs import telling_inputs
 from autosched.runtime.trees import flatten_inputs, output_tensors, unflatten_inputs
 
@@ -67,7 +67,7 @@ def take_references(
         UnsupportedGraph: if it changes what the program says nothing of.
     """
     example = [*flatten_inputs(program, args, kwargs), *state_of(program, model)]
-    inputs = [tuple(tensor.detach().clone() for tensor in example)]
+    inputs = [tuple(copies_of([tensor.detach() for tensor in example]))]
     others, attributes = OtherBuffers(program, model), AttributeTensors(model)
     first = answer_of(model, program, inputs[0])
     if others.changed():
@@ -129,6 +129,6 @@ def answer_of(model: torch.nn.Module, program: Program, tensors: Sequence[torch.
     if program.writes:
         answer, written, _ = ask(program, model, tensors)
         return (*output_tensors(answer), *written)
-    args, kwargs = unflatten_inputs(program, [tensor.clone() for tensor in tensors])
+    args, kwargs = unflatten_inputs(program, copies_of(tensors))
     with torch.inference_mode():
         return tuple(tensor.detach().clone() for tensor in output_tensors(model(*args, **kwargs)))

@@ -71,6 +71,14 @@ def test_it_tunes_with_variants_measured_and_says_what_compiling_took(tuned: Tun
     assert row.max_abs_error < 1e-4
 
 
+def test_an_input_with_gaps_between_its_rows_is_no_trouble(model: nn.Module, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(cache))
+    x = torch.randn(64, 128)[::2, ::2]
+    found = pipeline.tune(model, (x,), device="cpu", effort="quick", budget_s=3.0, lowering="fused")
+    assert not any(row.failure for row in found.report.strategies)
+    assert any("compiled regions were ready" in note for note in found.report.notes)
+
+
 def test_what_was_measured_of_variants_can_be_trained_on_and_replayed(tuned: Tuned, runs: Path) -> None:
     graph = tuned.bundle.program.graph
     recording = StoreRecording(Store.open(runs))

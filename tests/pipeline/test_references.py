@@ -39,6 +39,19 @@ def test_the_model_runs_once_for_all_its_lowerings() -> None:
     assert torch.equal(found[0].outputs[0][0], model(*args))
 
 
+def test_inputs_lie_as_in_the_example() -> None:
+    """What was compiled for rows with gaps between them runs on nothing else."""
+    model, args = Counted().eval(), (torch.randn(4, 8)[::2, ::2], torch.randn(1, 4).expand(2, 4))
+    given: list[list[tuple[int, ...]]] = []
+    model.register_forward_pre_hook(lambda module, inputs: given.append([tensor.stride() for tensor in inputs]))
+    program = capture(model, args).program
+    given.clear()
+    found = Yardstick(model, args, None, 0).of(program)
+    assert [inputs[0].stride() for inputs in found.inputs] == [(16, 2)] * INPUT_SETS
+    assert [strides[0] for strides in given] == [(16, 2)] * INPUT_SETS
+    assert torch.equal(found.inputs[0][1], args[1])
+
+
 def test_a_program_of_other_inputs_gets_references_of_its_own() -> None:
     model = Counted().eval()
     args = (torch.randn(2, 4), torch.randn(2, 4))
