@@ -1,9 +1,13 @@
 """Which of Inductor's modes to take apart: that of the fastest compiled baseline, so that its kernels are what is scheduled.
 
-A sequential schedule of those launches is that baseline, within noise; whatever lanes gain is on top of the best that PyTorch does.
+A sequential schedule of those launches is that baseline, within noise (or faster, where a product is through cuBLASLt); whatever lanes
+gain is on top of the best that PyTorch does.
 On a CPU, a call of compiled code also checks guards, one for each parameter, which a schedule does not pay for. Of a small model that is
 most of the time, and which mode is faster says little of the kernels: two are taken apart there, and the rounds of their orders decide.
 (On a GPU the baselines are CUDA graphs that are replayed without guards.)
+On a GPU the defaults are taken apart beside a mode that is faster, if the model has many matrix products: of a mixture of experts on an
+H200 they were four times as slow as max-autotune for products by cuBLAS alone (``experiments/README.md``, probe P15), and a schedule has
+cuBLASLt for those.
 """
 
 from __future__ import annotations
@@ -49,11 +53,12 @@ class Adopted:
     measured: bool = True
 
 
-def fastest_mode(baselines: Sequence[External], *, guarded: bool) -> Adopted:
+def fastest_mode(baselines: Sequence[External], *, guarded: bool, products: bool = False) -> Adopted:
     """Time those of ``baselines`` that are compiled, in rounds, and say whose modes are to be used; Inductor's defaults if none runs.
 
     Args:
         guarded: whether their calls check guards.
+        products: whether they have many matrix products, which a schedule may run by another library.
     """
     columns: dict[str, list[float]] = {item.name: [] for item in baselines if item.name in MODE_OF}
     running = [item for item in baselines if item.name in columns]
@@ -80,4 +85,6 @@ def fastest_mode(baselines: Sequence[External], *, guarded: bool) -> Adopted:
     if guarded and medians[best] <= _MOSTLY_GUARDS_US:
         other_kind = [name for name in medians if (name == plain) != (best == plain)]
         chosen += sorted(other_kind, key=lambda name: medians[name])[:1]
+    if products and plain is not None and plain not in chosen:
+        chosen.append(plain)
     return Adopted(tuple(MODE_OF[name] for name in chosen), why)

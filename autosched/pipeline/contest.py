@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from autosched.core.errors import AutoschedError, NoFeasibleCandidate
+from autosched.core.program import Program
 from autosched.core.progress import Progress
 from autosched.core.report import LoweringOutcome, LoweringRow, TuneReport
 from autosched.core.variants import Lowering
@@ -32,7 +33,7 @@ from autosched.device.base import Device
 from autosched.pipeline.adopting import fastest_mode
 from autosched.pipeline.baselines import Rivals
 from autosched.pipeline.budget import SOLO_SHARE
-from autosched.pipeline.granularity import COMPILED, Considered
+from autosched.pipeline.granularity import COMPILED, Considered, share_of_products
 from autosched.pipeline.job import Job
 from autosched.pipeline.left_out import LeftOut, after
 from autosched.pipeline.lowering_duel import DUEL_SHARE, duels
@@ -47,6 +48,7 @@ from autosched.pipeline.references import Yardstick
 from autosched.pipeline.replaying import open_device
 from autosched.pipeline.request import require_strategies
 from autosched.pipeline.scope import scope_of
+from autosched.runtime.cuda import blas_lt
 
 LEAST_COMPILE_S = 5.0
 """Starting a compiler takes about this long: with less left, nothing comes of it."""
@@ -59,6 +61,8 @@ _LEAST_TUNING = 0.1
 _LATEST = 1.1
 # A second lowering is tuned only if each then has this share: two half-tuned ones tell less than one tuned well.
 _WORTHWHILE = 0.2
+# One more lowering to compile is not worth the last layer of a convolutional net.
+_MANY_PRODUCTS = 0.1
 
 
 @dataclass
@@ -217,7 +221,8 @@ def _adopted(
     """
     captured = ready[0].captured
     compiled = rivals.ready(captured, yardstick.of(captured.program).answer)
-    fastest = fastest_mode(compiled, guarded=ready[0].device.key.kind == "cpu")
+    kind = ready[0].device.key.kind
+    fastest = fastest_mode(compiled, guarded=kind == "cpu", products=_has_other_products(captured.program, kind))
     had: list[Prepared] = []
     for lowering in dict.fromkeys((*fastest.lowerings, Lowering.INDUCTOR)):
         if had and lowering not in fastest.lowerings:
@@ -242,6 +247,11 @@ def _adopted(
         course.note(lowering.value, operators=len(found.captured.program.graph), prepared_s=found.prepared_s)
         had.append(found)
     return had
+
+
+def _has_other_products(program: Program, kind: str) -> bool:
+    """Whether a device of ``kind`` can run many of the model's matrix products by another library than ``torch.compile`` does."""
+    return kind == "cuda" and blas_lt.supported() and share_of_products(program) >= _MANY_PRODUCTS
 
 
 def _tuned(job: Job, course: _Course) -> list[Outcome]:

@@ -111,5 +111,11 @@ def has_product(operator: Operator) -> bool:
     return any(word in call.target for call in operator.calls for word in _PRODUCTS)
 
 
+def share_of_products(program: Program) -> float:
+    """Operators that have one, of all."""
+    operators = program.graph.operators
+    return sum(map(has_product, operators)) / max(len(operators), 1)
+
+
 def _of_few_rows(operator: Operator) -> bool:
     return has_product(operator) and 0 < operator.flops <= _FEW_ROWS_FLOPS_A_BYTE * operator.bytes_read

@@ -2,8 +2,8 @@
 
 The model is captured as for the lowering ``aten`` on a CPU, where Inductor itself folds and packs the constants, and as ``rewritten`` for a
 GPU, where folding has been done before; then compiled here, on the device it is captured for (a GPU is touched by this process), frozen:
-weights are laid out once, not at each call. The sequential schedule of these operators runs the launches of ``torch.compile`` in the order
-of ``torch.compile``.
+weights are laid out once, not at each call. The sequential schedule of these operators, none in another variant than its calls, runs the
+launches of ``torch.compile`` in the order of ``torch.compile``.
 """
 
 from __future__ import annotations

@@ -146,11 +146,12 @@ class Binder:
         watch = ModelWatch(self.model, program, beside, frozen=self._frozen, all_words=self._padded)
         began = self._tensors(program)
         constants = gather_constants(program, self.model, bundle.literals)
-        regions = regions_of(program, plan, device)
         if device.type == "cpu":
+            regions = regions_of(program, plan, device)
             bound = WidePrograms(program, constants, regions=regions).for_plan(plan)
         else:
             bound = bind(program, constants, device)
+            regions = regions_of(program, plan, device, bound.kernels)
             bound = bound if regions is None else regions.apply(bound, plan)
         if regions is not None and regions.refusals:
             _log.warning("%d operators of %s run call by call: %s", len(regions.refusals), self._label, regions.refusals[0].reason)

@@ -10,6 +10,7 @@ import torch
 from autosched.core.custom_operators import trusted
 from autosched.core.program import Program
 from autosched.runtime.calling_threads import calling_threads
+from autosched.runtime.calls import Kernel
 from autosched.runtime.host_key import compiler_key, cpu_device_key, usable_cores
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.plan import Plan
@@ -20,15 +21,19 @@ RunnerFactory = Callable[[BoundProgram, Plan, Sequence[torch.Tensor]], Runner]
 """Makes a runner of a bound program and a plan; the tensors are an example input."""
 
 
-def regions_of(program: Program, plan: Plan, device: torch.device) -> RegionLibrary | None:
-    """Where the variants of a plan come from; ``None`` if it has none, so that nothing of a compiler is imported for it."""
+def regions_of(program: Program, plan: Plan, device: torch.device, bound: Sequence[Kernel] = ()) -> RegionLibrary | None:
+    """Where the variants of a plan come from; ``None`` if it has none, so that nothing of a compiler is imported for it.
+
+    Args:
+        bound: kernels of the program bound on ``device``; needed on a GPU.
+    """
     if all(step.variant == 0 for step in plan.steps):
         return None
     if device.type == "cuda":
         from autosched.runtime.cuda.key import cuda_device_key, cuda_software_key
 
         index = device.index or 0
-        return region_library(program, device, cuda_device_key(index), cuda_software_key(index))
+        return region_library(program, device, cuda_device_key(index), cuda_software_key(index), bound)
     return region_library(program, device, cpu_device_key(), compiler_key())
 
 

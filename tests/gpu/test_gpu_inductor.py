@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
+import json
 import random
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+import autosched
 from autosched.capture.export import Captured
 from autosched.core.graph import ValueRole
 from autosched.core.in_place import chains_of
+from autosched.core.records import SoloRecord
 from autosched.core.schedule import sequential
-from autosched.core.variants import Lowering
+from autosched.core.variants import Lowering, Variant
+from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.pipeline.inductor_capture import capture_inductor
 from autosched.runtime.cuda.audit import audit_graph
+from autosched.runtime.cuda.key import cuda_device_key, cuda_software_key
 from autosched.runtime.cuda.lanes import CaptureOptions
 from autosched.runtime.cuda.runner import GraphRunner
 from autosched.runtime.in_place import granted, in_place
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.inductor.modes import Mode
 from autosched.runtime.kernels import bind
+from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
+from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.trees import output_tensors, unflatten_inputs, unflatten_outputs
+from tests.conformance.bundles import evidence_for
 from tests.conformance.graphs import random_placement
 from tests.gpu import gpu_rig
 from tests.runtime.inductor.generated import nets
@@ -61,6 +73,17 @@ class _Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.layer(x)
         return out
+
+
+class _Linears(nn.Module):
+    """Two branches of linear layers whose biases Inductor adds in what follows, and a product of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(64, 128), nn.Linear(64, 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.left(x)) @ torch.tanh(self.right(x)).t()
 
 
 class _Narrow(nn.Module):
@@ -229,3 +252,57 @@ def test_what_follows_a_template_is_fused_into_it_again_only_if_it_was(pays: boo
         monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "there"))
         bound = bind(found.program, {value: tensor.cuda() for value, tensor in found.constants.items()}, "cuda")
     assert bound.program.choices == found.program.choices
+
+
+@pytest.mark.gpu_only(reason="cuBLAS and cuBLASLt are a GPU's")
+def test_products_go_through_cublaslt_from_measuring_to_a_loaded_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(5)
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    model, x = _Linears().eval().cuda(), torch.randn(16, 64, device="cuda")
+    found = capture_inductor(model, (x,))
+    assert not isinstance(found, Refused), found.reason
+    program, graph = found.program, found.program.graph
+    with gpu_rig.open_session(program, found.constants) as session:
+        products = [index for index, row in enumerate(session.offered()) if Variant.CUBLASLT in row]
+        assert [graph.operators[index].name for index in products] == ["mm", "mm.1", "mm.2"]
+        assert session.compile_variant(1, Variant.CUBLASLT) == dict.fromkeys(products, "")
+        rows = session.solo_variants([(1, Variant.CALLS), (1, Variant.CUBLASLT)], repeats=3)
+        assert [isinstance(row[1], SoloRecord) for row in rows] == [index in products for index in range(len(graph))]
+    placed = random_placement(random.Random(3), graph, 2)
+    chosen = tuple(int(Variant.CUBLASLT) if index in products else 0 for index in range(len(graph)))
+    schedule = dataclasses.replace(placed, variant=chosen)
+    rig = gpu_rig.Rig(program, found.constants)
+    try:
+        measurer, inputs = rig.measurer, rig.inputs(1)
+        measurer.variants.regions = RegionLibrary(program, rig.bound.device, "test", bound=rig.bound.kernels)
+        wanted = measurer.reference(inputs, make_plan(graph, dataclasses.replace(sequential(graph), variant=chosen)))
+        by_calls = [item.cpu() for item in measurer.reference(inputs)]
+        assert compare([item.cpu() for item in wanted], by_calls, rounded=torch.float16).within_tolerance
+        runner = measurer.capture(schedule, private=True)
+        assert isinstance(runner, GraphRunner), runner
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(measurer.outputs(runner, inputs), wanted, strict=True))
+        runner.close()
+    finally:
+        rig.close()
+
+    device = cuda_device_key(0)
+    bundle = make_bundle(program, schedule, evidence_for(len(graph), device, graph.hash), {}, device, cuda_software_key(0))
+    data = encode_bundle(bundle)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        assert json.loads(archive.read("manifest.json"))["schema"] == 6
+    asked: list[object] = []
+    prefer = torch.backends.cuda.preferred_blas_library
+
+    def preferred(library: Any = None) -> Any:
+        asked.append(library)
+        return prefer(library)
+
+    before = prefer()
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", preferred)
+    loaded = autosched.load(data, model, strict=True)
+    with torch.no_grad():
+        answer = compare([loaded(x).cpu()], [model(x).cpu()], rounded=torch.float16)
+    assert answer.within_tolerance, answer.reason
+    # Each is tried once when it is made, and then it runs.
+    assert asked.count("cublaslt") >= 2 * len(products)
+    assert prefer() == before

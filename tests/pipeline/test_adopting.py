@@ -68,6 +68,18 @@ def test_without_guards_a_small_model_is_like_any_other() -> None:
     assert fastest_mode(baselines, guarded=False).lowerings == (Lowering.INDUCTOR,)
 
 
+@pytest.mark.parametrize(
+    ("baselines", "lowerings"),
+    [
+        ([taking("compiled", 1354.0), taking("max_autotune", 309.0)], [Lowering.MAX_AUTOTUNE, Lowering.INDUCTOR]),
+        ([taking("compiled", 100.0), taking("max_autotune", 309.0)], [Lowering.INDUCTOR]),
+        ([taking("compiled", LOST), taking("max_autotune", 309.0)], [Lowering.MAX_AUTOTUNE]),
+    ],
+)
+def test_slow_products_do_not_hide_the_defaults(baselines: list[External], lowerings: list[Lowering]) -> None:
+    assert list(fastest_mode(baselines, guarded=False, products=True).lowerings) == lowerings
+
+
 def test_the_sentence_has_every_time() -> None:
     said = fastest_mode([taking("compiled", 1200.0), taking("max_autotune", 100.0)], guarded=False).why
     assert said == "max_autotune is the fastest of torch.compile's ways here: 100 us; compiled 1,200 us"

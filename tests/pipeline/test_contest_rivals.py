@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from autosched.capture.export import capture
 from autosched.core.errors import AutoschedError, UnsupportedGraph
 from autosched.core.report import LoweringOutcome, TuneReport
 from autosched.core.variants import Lowering
-from autosched.pipeline import baselines
+from autosched.pipeline import baselines, contest
 from tests.conformance.contest_double import Bench, Branches, Speed, comparing, rows, steady_clock
 
 
@@ -171,3 +172,15 @@ def test_without_compiled_rivals_there_is_nothing_to_adopt(compare: Callable[...
     report = compare(Bench(rewritten=Speed(300.0), fused=Speed(300.0), inductor=Speed(100.0)), compiled=False)
     assert made == []
     assert [row.lowering for row in report.lowerings] == ["rewritten", "fused", "inductor"]
+
+
+def test_a_gpu_has_another_library_for_many_products_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = torch.nn.Sequential(*(layer for _ in range(3) for layer in (torch.nn.Linear(8, 8), torch.nn.Tanh())))
+    convolutions = torch.nn.Sequential(*(layer for _ in range(16) for layer in (torch.nn.Conv2d(4, 4, 1), torch.nn.Tanh())))
+    few = torch.nn.Sequential(convolutions, torch.nn.Flatten(), torch.nn.Linear(16, 4))
+    programs = [capture(model.eval(), (x,)).program for model, x in ((layers, torch.ones(2, 8)), (few, torch.ones(1, 4, 2, 2)))]
+    monkeypatch.setattr(contest.blas_lt, "supported", lambda: True)
+    assert [contest._has_other_products(program, "cuda") for program in programs] == [True, False]
+    assert not contest._has_other_products(programs[0], "cpu")
+    monkeypatch.setattr(contest.blas_lt, "supported", lambda: False)
+    assert not contest._has_other_products(programs[0], "cuda")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +12,14 @@ import pytest
 
 from autosched.core.errors import DeviceError
 from autosched.core.progress import Silent
-from autosched.core.records import Failure, FailureKind
+from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, SoftwareKey, SoloRecord
 from autosched.core.schedule import Schedule, sequential
+from autosched.core.variants import WHOLE, Lowering, Variant, variant_signature
+from autosched.datasets.journal import Journal, Scope
+from autosched.device.timing import summarize
 from autosched.pipeline.measuring import Ledger
-from autosched.pipeline.qualification import Entrant, Qualified, qualify
+from autosched.pipeline.qualification import Entrant, Qualified, enter, qualify
+from autosched.runtime.regions.pieces import offered_variants
 from tests.conformance.programs import branches_program
 from tests.conformance.session_double import SessionDouble, Truth
 
@@ -85,3 +92,46 @@ def test_a_process_that_is_lost_is_a_failure_of_its_lowering_alone() -> None:
     timed, failed, _ = rounds(one, other)
     assert [(item, failure.detail) for item, failure in failed] == [(one, "the worker is gone")]
     assert [item.entrant for item in timed] == [other]
+
+
+class _Products(SessionDouble):
+    """A GPU on which cuBLASLt takes a tenth of the time of cuBLAS, and everything else is level."""
+
+    def __init__(self, lowering: Lowering) -> None:
+        super().__init__(lambda schedule: 1.0)
+        self.limits = dataclasses.replace(self.limits, widths=(1,))
+        self.program = dataclasses.replace(branches_program(branches=2, depth=1)[0], lowering=lowering.value)
+
+    def offered(self) -> tuple[tuple[int, ...], ...]:
+        return offered_variants(self.program, "cuda")
+
+    def prepare_variants(self, columns: object, limit_s: float | None = None) -> tuple[int, int]:
+        return 0, 1
+
+    def compile_variant(self, width: int, variant: int, limit_s: float | None = None) -> dict[int, str]:
+        return {}
+
+    def solo_variants(self, columns: Sequence[tuple[int, int]], *, repeats: int) -> list[list[SoloRecord | Failure]]:
+        missing = Failure(FailureKind.UNAVAILABLE, "no such variant")
+
+        def answer(operator: int, width: int, variant: int) -> SoloRecord | Failure:
+            if variant not in self.offered()[operator]:
+                return missing
+            name = variant_signature(self.program.graph.operators[operator].signature, variant)
+            return SoloRecord(name, width, summarize([30.0 if variant == Variant.CALLS else 3.0] * repeats), Contamination())
+
+        return [[answer(operator, *column) for column in columns] for operator in range(len(self.program.graph))]
+
+
+@pytest.mark.parametrize("lowering", WHOLE)
+def test_code_for_the_whole_model_enters_with_its_products_through_the_faster_library(lowering: Lowering, tmp_path: Path) -> None:
+    key = DeviceKey("cuda", "made up", ())
+    session = _Products(lowering)
+    program = session.program
+    captured = SimpleNamespace(program=program)
+    prepared: Any = SimpleNamespace(session=session, captured=captured, device=SimpleNamespace(key=key), refused=frozenset())
+    with Journal.open(tmp_path / "journal", Scope(key, SoftwareKey(()))) as journal:
+        found = enter(prepared, journal, 5, Ledger())
+    products = [operator.calls[0].target == "aten::mm.default" for operator in program.graph.operators]
+    assert [order.variant for order in found.orders] == [tuple(int(Variant.CUBLASLT) if item else 0 for item in products)]
+    assert found.alone_us == (sum(3.0 if item else 30.0 for item in products),)

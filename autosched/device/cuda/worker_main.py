@@ -68,7 +68,7 @@ class _Builder:
         bindings = open_bindings()
         meter = GpuMeter(self._index)
         capturer = GraphCapturer(backend, reader=bindings, unread=why_unread())
-        regions = region_library(program, device, cuda_device_key(self._index), cuda_software_key(self._index))
+        regions = region_library(program, device, cuda_device_key(self._index), cuda_software_key(self._index), bound.kernels)
         measurer = CudaMeasurer(capturer, bound, program.graph, inputs, beat=beat, contamination=meter.read, regions=regions)
         failure = capturer.warm_up(bound, measurer.static, lambda: beat(-1))
         beat(-1)

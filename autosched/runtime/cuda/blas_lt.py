@@ -2,7 +2,8 @@
 
 Read in PyTorch's ``Blas.cpp`` (2.11): ``addmm`` with a vector added goes to cuBLASLt, and every other product to plain cuBLAS, unless the
 process prefers cuBLASLt (``torch.backends.cuda.preferred_blas_library``). The two choose among different kernels by different rules, and
-for small products in float32 the better one may be several times faster: so both are timed.
+for small products in float32 the better one may be several times faster: so both are timed. A product that Inductor's code for a whole
+model launches is one of PyTorch's own (``extern_kernels.mm``), and mostly without its bias, which Inductor adds in a kernel of its own.
 
 The choice is made when a product is launched. A capture records the kernel, and replays need nothing set. The setting belongs to the whole
 process: a product that another thread starts during the call goes to cuBLASLt, too, which is another choice of kernel and no more.
@@ -18,13 +19,14 @@ from contextlib import AbstractContextManager
 import torch
 
 from autosched.core.graph import Operator, OpGraph
-from autosched.core.program import Call, Ref
+from autosched.core.program import Argument, Call, Ref
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.cuda.switches import changing
 
-_WITHOUT_BIAS = frozenset({"aten::mm", "aten::bmm", "aten::matmul"})
-_LINEAR = "aten::linear"
+_WITHOUT_BIAS = frozenset({"mm", "bmm", "baddbmm", "matmul"})
+_ADDED, _LINEAR = "addmm", "linear"
 _BIAS = 2  # place among the arguments of a linear layer
+_LIBRARIES = ("aten", "inductor")
 _DTYPES = frozenset({"float32", "float16", "bfloat16"})
 
 
@@ -36,7 +38,9 @@ def supported() -> bool:
 def is_product(operator: Operator, graph: OpGraph) -> bool:
     """Whether ``operator`` calls a product that PyTorch would not give to cuBLASLt by itself."""
     return any(
-        _without_bias(call) and any(graph.values[value].spec.dtype in _DTYPES for value in call.outputs if value >= 0)
+        # A launch may write into a buffer that another one made, and then it makes nothing itself.
+        _without_bias(call, graph)
+        and any(graph.values[value].spec.dtype in _DTYPES for value in (*call.outputs, *call.reads()) if value >= 0)
         for call in operator.calls
     )
 
@@ -79,9 +83,21 @@ def preferred() -> Iterator[None]:
         torch.backends.cuda.preferred_blas_library(library)
 
 
-def _without_bias(call: Call) -> bool:
-    name = call.target.partition(".")[0]
-    if name != _LINEAR:
-        return name in _WITHOUT_BIAS
-    bias = call.args[_BIAS] if len(call.args) > _BIAS else dict(call.kwargs).get("bias")
-    return not isinstance(bias, Ref)
+def _without_bias(call: Call, graph: OpGraph) -> bool:
+    library, _, name = call.target.partition("::")
+    name = name.partition(".")[0]
+    if library not in _LIBRARIES:
+        return False
+    if name == _ADDED:
+        return not _is_vector(call.args[0], graph)
+    if name == _LINEAR:
+        bias = call.args[_BIAS] if len(call.args) > _BIAS else dict(call.kwargs).get("bias")
+        return not isinstance(bias, Ref)
+    return name in _WITHOUT_BIAS
+
+
+def _is_vector(added: Argument, graph: OpGraph) -> bool:
+    """Whether that is what is added: of a launch, the first tensor that it reads. Where kernels are chosen by timing, Inductor may hand a
+    vector over as a matrix, which PyTorch gives to cuBLAS; it has timed cuBLASLt beside that.
+    """
+    return isinstance(added, Ref) and len(graph.values[added.value].spec.shape) == 1

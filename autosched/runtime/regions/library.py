@@ -25,7 +25,7 @@ from autosched.core.graph import Operator
 from autosched.core.program import Program
 from autosched.core.program_json import encode_program
 from autosched.core.records import DeviceKey, SoftwareKey
-from autosched.core.variants import Lowering, Variant
+from autosched.core.variants import WHOLE, Lowering, Variant
 from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.cuda import blas_lt, cudnn_fused, sm_share
 from autosched.runtime.host_key import numerics_key
@@ -72,10 +72,14 @@ class RegionLibrary:
         device: where it runs.
         scope: what compiled code depends on beside the region: the keys of the machine, ``region_scope`` makes them.
         store: where compiled regions are kept between processes; ``None`` for nowhere.
+        bound: the operators' own kernels, where they are launches of code for the whole model: those are compiled when a program is bound.
     """
 
-    def __init__(self, program: Program, device: torch.device, scope: str, store: RegionStore | None = None) -> None:
+    def __init__(
+        self, program: Program, device: torch.device, scope: str, store: RegionStore | None = None, bound: Sequence[Kernel] = ()
+    ) -> None:
         self._program = program
+        self._bound = tuple(bound)
         self._device = device
         self._scope = scope
         self._store = store
@@ -275,6 +279,8 @@ class RegionLibrary:
         return blas_lt.through_lt(self._calls(operator))
 
     def _calls(self, operator: Operator) -> Kernel:
+        if self._program.lowering in WHOLE:
+            return self._bound[operator.index]
         return _joined([compile_call(call, self._device) for call in operator.calls], operator)
 
     def _in_cudnn(self, index: int) -> Kernel | Refused:
@@ -315,11 +321,17 @@ class RegionLibrary:
         return self._codes[key]
 
 
-def region_library(program: Program, device: torch.device, key: DeviceKey, software: SoftwareKey) -> RegionLibrary | None:
-    """The library of a program on this machine, kept in autosched's cache folder; ``None`` for a program without variants."""
+def region_library(
+    program: Program, device: torch.device, key: DeviceKey, software: SoftwareKey, bound: Sequence[Kernel] = ()
+) -> RegionLibrary | None:
+    """The library of a program on this machine, kept in autosched's cache folder; ``None`` for a program without variants.
+
+    Args:
+        bound: as for :class:`RegionLibrary`; needed on a GPU.
+    """
     if program.lowering not in WITH_VARIANTS or (program.lowering != Lowering.FUSED and device.type != "cuda"):
         return None
-    return RegionLibrary(program, device, region_scope(key, software), RegionStore(regions_dir()))
+    return RegionLibrary(program, device, region_scope(key, software), RegionStore(regions_dir()), bound)
 
 
 def region_scope(device: DeviceKey, software: SoftwareKey) -> str:

@@ -15,7 +15,7 @@ import msgspec
 from autosched.core.custom_operators import is_custom
 from autosched.core.graph import Operator, OpGraph, kernel_signature
 from autosched.core.program import Call, Program
-from autosched.core.variants import Lowering, Variant
+from autosched.core.variants import WHOLE, Lowering, Variant
 from autosched.runtime.cuda import blas_lt, cudnn_fused, sm_share
 from autosched.runtime.regions.row_products import has_row_product, is_row_product
 
@@ -26,7 +26,7 @@ _LIBRARY_NAMESPACES = ("mkldnn::", "mkl::")
 # Alone, one such call is several loops that a compiler can merge.
 _COMPOSITE = ("norm", "softmax", "gelu", "logsumexp", "var", "std", "glu", "silu", "hardswish")
 
-WITH_VARIANTS = (Lowering.FUSED, Lowering.REWRITTEN)
+WITH_VARIANTS = (Lowering.FUSED, Lowering.REWRITTEN, *WHOLE)
 """Lowerings whose operators may have variants other than their calls."""
 
 UNCOMPILED = (Variant.CALLS, Variant.HALF_SMS, Variant.CUDNN_FUSED, Variant.CUBLASLT)
@@ -76,7 +76,7 @@ def pieces_of(operator: Operator, graph: OpGraph) -> tuple[Piece, ...]:
 
 def variants_of(operator: Operator, graph: OpGraph, kind: str, lowering: str = Lowering.FUSED) -> tuple[Variant, ...]:
     """The variants worth trying on a kind of device (``cpu``, ``cuda``), ``CALLS`` first: of a region; of an operator of ``rewritten``,
-    which is there where no compiler is, those that libraries have.
+    which is there where no compiler is, and of a launch of code for the whole model those that libraries have.
     """
     found = [Variant.CALLS]
     if lowering == Lowering.FUSED:

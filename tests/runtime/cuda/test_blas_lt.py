@@ -37,6 +37,10 @@ class Net(nn.Module):
             made = torch.bmm(x, x)
         elif self.kind == "mm":
             made = torch.mm(x[0], x[0])
+        elif self.kind in ("matrix", "vector"):
+            made = torch.addmm(x[0] if self.kind == "matrix" else x[0, 0], x[0], x[1])
+        elif self.kind == "batch":
+            made = torch.baddbmm(x, x, x)
         else:
             made = self.plain(x) if self.kind == "plain" else self.biased(x)
         return torch.cumsum(made, 0)
@@ -64,8 +68,10 @@ def offered(kind: str, dtype: torch.dtype, lowering: Lowering, device: str = "cu
 
 
 @pytest.mark.parametrize("lowering", [Lowering.REWRITTEN, Lowering.FUSED])
-@pytest.mark.parametrize(("kind", "expected"), [("plain", 1), ("mm", 1), ("bmm", 1), ("biased", 0)])
-def test_products_without_a_bias_have_the_variant_on_a_gpu(kind: str, expected: int, lowering: Lowering) -> None:
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("plain", 1), ("mm", 1), ("bmm", 1), ("biased", 0), ("matrix", 1), ("vector", 0), ("batch", 1)]
+)
+def test_products_without_a_bias_that_is_a_vector_have_the_variant_on_a_gpu(kind: str, expected: int, lowering: Lowering) -> None:
     assert offered(kind, torch.float32, lowering) == expected
     assert offered(kind, torch.float32, lowering, "cpu") == 0
 

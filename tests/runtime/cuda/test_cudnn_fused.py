@@ -16,7 +16,7 @@ from autosched.capture.export import Captured, capture
 from autosched.core.graph import Operator
 from autosched.core.program import Call
 from autosched.core.schedule import sequential
-from autosched.core.variants import Lowering, Variant
+from autosched.core.variants import WHOLE, Lowering, Variant
 from autosched.runtime.cuda import cudnn_fused
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.kernels import bind
@@ -302,4 +302,7 @@ def test_a_library_exists_where_operators_may_have_variants() -> None:
     made = {lowering: captured(MATCHED["relu"][0], lowering).program for lowering in (Lowering.ATEN, Lowering.REWRITTEN, Lowering.FUSED)}
     assert [region_library(made[Lowering.REWRITTEN], device, *keys) is None for device in (CPU, gpu)] == [True, False]
     assert [region_library(made[Lowering.FUSED], device, *keys) is None for device in (CPU, gpu)] == [False, False]
+    for lowering in WHOLE:
+        whole = dataclasses.replace(made[Lowering.REWRITTEN], lowering=lowering.value)
+        assert [region_library(whole, device, *keys) is None for device in (CPU, gpu)] == [True, False]
     assert region_library(made[Lowering.ATEN], gpu, *keys) is None

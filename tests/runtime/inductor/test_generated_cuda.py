@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from autosched.capture.export import Captured, capture
 from autosched.core.errors import ArtifactCorrupt
 from autosched.core.graph import EdgeKind
 from autosched.core.in_place import chains_of, is_copy
+from autosched.core.schedule import sequential
+from autosched.core.variants import Variant
 from autosched.device.cuda.screen import require_capturable
 from autosched.runtime.in_place import granted, in_place
 from autosched.runtime.inductor import bind as inductor_bind
@@ -27,6 +30,8 @@ from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
 from autosched.runtime.regions import compile as region_compile
+from autosched.runtime.regions.library import RegionLibrary
+from autosched.runtime.regions.pieces import offered_variants
 from tests.conformance.graphs import random_placement
 from tests.conformance.programs import assert_same_in_any_order
 from tests.conformance.stateful_programs import random_run_order, run_in
@@ -244,6 +249,42 @@ def test_every_kernel_is_given_the_stream_of_the_moment(name: str, monkeypatch: 
         with torch.inference_mode():
             bound.kernels[operator.index](slots)
         assert asked == ([0] if operator.name.startswith("triton_") else [])
+
+
+@pytest.mark.usefixtures("attention")
+@pytest.mark.parametrize("version", _VERSIONS)
+@pytest.mark.parametrize(
+    ("name", "products"),
+    [
+        ("block", ["mm", "mm.1", "mm.2"]),
+        # The last one adds a matrix.
+        ("cache", ["mm", "mm.1", "addmm.2"]),
+        ("branches", []),
+        ("branches_max_autotune", []),
+    ],
+)
+def test_products_that_pytorch_gives_to_cublas_may_go_to_cublaslt(
+    name: str, products: list[str], version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured, found, _ = _taken_apart(f"{name}-{version}", monkeypatch)
+    program, graph = found.program, found.program.graph
+    offered = offered_variants(program, "cuda")
+    assert [operator.name for operator, row in zip(graph.operators, offered, strict=True) if row != (Variant.CALLS,)] == products
+    assert {row for row in offered if row != (Variant.CALLS,)} <= {(Variant.CALLS, Variant.CUBLASLT)}
+    assert set(offered_variants(program, "cpu")) == {(Variant.CALLS,)}
+    asked: list[str] = []
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", lambda library="": asked.append(library) or "default")
+    bound = bound_of(found, captured.program, captured.constants, torch.device("cpu"))
+    library = RegionLibrary(program, torch.device("cuda:0"), "scope", bound=bound.kernels)
+    schedule = dataclasses.replace(sequential(graph), variant=tuple(int(row[-1]) for row in offered))
+    changed = library.apply(bound, make_plan(graph, schedule))
+    assert library.refusals == ()
+    inputs = random_inputs(captured.program, 14)
+    asked.clear()
+    wanted = bound.run(inputs)
+    assert asked == []
+    assert compare(changed.run(inputs), wanted).bitwise
+    assert asked.count("cublaslt") == len(products)
 
 
 @pytest.mark.parametrize("version", _VERSIONS)
