@@ -13,6 +13,7 @@ import torch
 
 from autosched.core.computed_once import computed_once
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
+from autosched.core.extents import overlaps_itself
 from autosched.core.graph import Operator, ValueRole
 from autosched.core.in_place import Chain
 from autosched.core.parts import named_tensors
@@ -203,7 +204,7 @@ def random_inputs(program: Program, seed: int, device: torch.device | str = "cpu
             real = torch.float64 if dtype is torch.float64 else torch.float32
             tensor = (torch.randn(spec.shape, generator=generator, dtype=real, device="cpu") * item.std + item.mean).to(dtype)
         # An expanded input (stride 0) cannot be filled element by element; its values then come as they are.
-        overlapping = any(stride == 0 and size > 1 for stride, size in zip(spec.strides, spec.shape, strict=True))
+        overlapping = overlaps_itself(spec.shape, spec.strides)
         dense = tensor if overlapping else torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="cpu").copy_(tensor)
         made.append(dense.to(device))
     return made

@@ -13,7 +13,7 @@ import torch
 
 from autosched.core.containers import map_packed
 from autosched.core.errors import IncompatibleArtifact
-from autosched.core.extents import storage_of
+from autosched.core.extents import overlaps_itself, storage_of
 from autosched.core.forks import RenewedLock
 from autosched.core.program import ConstantSource, Program
 from autosched.core.watch import Watch
@@ -221,16 +221,12 @@ def ask(program: Program, model: torch.nn.Module, inputs: Sequence[torch.Tensor]
 
 def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Copies with the strides of ``tensors``; dense ones of those whose elements share memory, which nothing can be copied into."""
-    return [item.clone() if _shares_elements(item) else _copy_of(item) for item in tensors]
+    return [item.clone() if overlaps_itself(item.shape, item.stride()) else _copy_of(item) for item in tensors]
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
     # A clone leaves no gaps between rows.
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-
-
-def _shares_elements(tensor: torch.Tensor) -> bool:
-    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def whole_answer(program: Program, outputs: Sequence[torch.Tensor]) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from autosched.core.extents import overlaps_itself
 from autosched.runtime.trees import map_tensors
 
 
@@ -51,7 +52,7 @@ def copied(item: Any) -> Any:
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return overlaps_itself(tensor.shape, tensor.stride())
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

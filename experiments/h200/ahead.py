@@ -56,8 +56,6 @@ class Part:
 
 def compile_part(part: Part, place: str) -> None:
     """Compile it in this process and those that a job would start."""
-    import torch
-
     from autosched import zoo
     from autosched.capture.export import lower_draft
     from autosched.core.progress import Silent
@@ -83,8 +81,6 @@ def compile_part(part: Part, place: str) -> None:
                 print(f"{part.name}, baseline {rival.name}: {taken.detail if isinstance(taken, Failure) else 'runs'}", flush=True)
         finally:
             rivals.close()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
     found = prepare(part.lowering, original, device, Silent())
     if isinstance(found, NotHad):
         raise SystemExit(f"{part.name}: {found.why}")

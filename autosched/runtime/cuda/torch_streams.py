@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from autosched.core.errors import DeviceError
+from autosched.core.extents import overlaps_itself
 from autosched.runtime.cuda.captured import Span
 from autosched.runtime.cuda.key import driver_library, fastest_clock_mhz
 from autosched.runtime.cuda.private_streams import private_stream
@@ -241,7 +242,7 @@ class TorchStreams:
 
     def static_like(self, tensor: Tensor) -> Tensor:
         """From the default pool. An expanded input becomes dense: nothing can be copied into elements that share memory."""
-        if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        if overlaps_itself(tensor.shape, tensor.stride()):
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self.device)
 

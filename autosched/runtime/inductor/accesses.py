@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from autosched.core.extents import overlaps_itself
 from autosched.runtime.inductor.source import Kind, Launch, Module, Unrecognised, View
 
 _MAX_FOOTPRINT = 2**28  # elements of a buffer whose windows are compared one by one
@@ -166,7 +167,7 @@ def _reach(view: View) -> int:
 
 def _overlaps_itself(view: View) -> bool:
     assert view.size is not None
-    return any(stride == 0 and size > 1 for size, stride in zip(view.size, view.stride, strict=True))
+    return overlaps_itself(view.size, view.stride)
 
 
 def _schema_effects(launch: Launch) -> _Effects:

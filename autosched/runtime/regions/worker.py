@@ -6,25 +6,20 @@ checked here as it would be in the process that asked (``compile_piece`` runs it
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import functools
 import importlib.util
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 import msgspec
 
 from autosched.core.decoding import decode_json
 from autosched.core.python_command import imports_done
 from autosched.runtime.compiler_files import compilers_write_into
+from autosched.runtime.inductor.turns import turns, wait_for_turns
 from autosched.runtime.orphans import begin_serving
 
 
@@ -78,7 +73,7 @@ class _Compiler:
         self._device = torch.device(opening.device)
         self._program = decode_program(opening.program.encode())
         self._pieces_of = pieces_of
-        self._turn = _turns(opening.lock_file)
+        self._turn = turns(opening.lock_file)
 
     @staticmethod
     def refusal(opening: Opening) -> str:
@@ -100,7 +95,7 @@ class _Compiler:
         apply_numerics(opening.numerics)
         if settings_digest(device.type) != opening.settings:
             return "its settings of PyTorch or Inductor are others"
-        if device.type == "cuda" and not _wait_for_turns(_turns(opening.lock_file)):
+        if device.type == "cuda" and not wait_for_turns(turns(opening.lock_file)):
             return "this PyTorch times kernels in a way not known here"
         return ""
 
@@ -117,47 +112,6 @@ class _Compiler:
 
             torch.cuda.empty_cache()
         return Result(job.number, refused=made.reason) if isinstance(made, Refused) else Result(job.number, made.source)
-
-
-@functools.cache
-def _turns(path: bytes) -> Callable[[], AbstractContextManager[None]]:
-    """A lock between processes, one for each file; the thread that has it may take it again, and the kernel releases it when that dies."""
-    depth = 0
-
-    @contextlib.contextmanager
-    def turn() -> Iterator[None]:
-        nonlocal depth
-        if depth == 0:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        depth += 1
-        try:
-            yield
-        finally:
-            depth -= 1
-            if depth == 0:
-                os.close(descriptor)
-
-    return turn
-
-
-def _wait_for_turns(turn: Callable[[], AbstractContextManager[None]]) -> bool:
-    """Let Inductor time kernels only in a turn; whether this PyTorch times them where it is known to."""
-    try:
-        from torch._inductor.runtime.benchmarking import benchmarker
-    except ImportError:
-        return False
-    kind: Any = type(benchmarker)
-    time_gpu = getattr(kind, "benchmark_gpu", None)
-    if not callable(time_gpu):
-        return False
-
-    def benchmark_gpu(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with turn():
-            return time_gpu(self, *args, **kwargs)
-
-    kind.benchmark_gpu = benchmark_gpu
-    return True
 
 
 def _read_lines(descriptor: int, into: SimpleQueue[bytes]) -> None:

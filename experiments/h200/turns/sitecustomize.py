@@ -6,11 +6,9 @@ better than another.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import runpy
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -20,8 +18,6 @@ _HERE = Path(__file__).resolve().parent
 _AFTER_IMPORT = _HERE.parents[2] / "tools" / "cuda_emulator" / "site" / "after_import.py"
 _TIMERS = ("TritonBenchmarker", "InductorBenchmarker")
 _turns = os.environ.get("AHEAD_TURNS", "")
-_mine = threading.RLock()
-_held: list[int] = []
 
 
 def _once(self: object, run: Callable[[], Any], *args: Any, **kwargs: Any) -> float:
@@ -31,16 +27,11 @@ def _once(self: object, run: Callable[[], Any], *args: Any, **kwargs: Any) -> fl
 
 def _in_turn(time_gpu: Callable[..., Any]) -> Callable[..., Any]:
     def benchmark_gpu(*args: Any, **kwargs: Any) -> Any:
-        with _mine:
-            # One timer may call another.
-            if _held:
-                return time_gpu(*args, **kwargs)
-            _held.append(os.open(_turns, os.O_RDWR | os.O_CLOEXEC))
-            try:
-                fcntl.flock(_held[0], fcntl.LOCK_EX)
-                return time_gpu(*args, **kwargs)
-            finally:
-                os.close(_held.pop())
+        # Not before: Inductor's own compilers are found here too, and time nothing.
+        from autosched.runtime.inductor.turns import turns
+
+        with turns(os.fsencode(_turns))():
+            return time_gpu(*args, **kwargs)
 
     return benchmark_gpu
 

@@ -25,12 +25,12 @@ from autosched.core.errors import UsageError
 from autosched.core.schedule import Schedule, sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime.inductor.common import Refused
+from autosched.runtime.inductor.turns import turns, wait_for_turns
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
 from autosched.runtime.regions import library as regions
 from autosched.runtime.regions import pool as region_pool
-from autosched.runtime.regions import worker as region_worker
 from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.regions.pool import compile_apart, worker_count
 from autosched.runtime.regions.store import RegionStore
@@ -288,8 +288,8 @@ def test_the_number_of_processes_has_bounds(monkeypatch: pytest.MonkeyPatch) -> 
 
 _HOLDER = """
 import os, sys
-from autosched.runtime.regions.worker import _turns
-with _turns(os.fsencode(sys.argv[1]))():
+from autosched.runtime.inductor.turns import turns
+with turns(os.fsencode(sys.argv[1]))():
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -310,7 +310,7 @@ def test_the_device_is_used_by_one_process_at_a_time(tmp_path: Path) -> None:
         os.close(descriptor)
         other.kill()  # whoever dies with it has it no more
     # A kernel that is timed while its region is checked: both ask for the turn.
-    with region_worker._turns(os.fsencode(lock))(), region_worker._turns(os.fsencode(lock))():
+    with turns(os.fsencode(lock))(), turns(os.fsencode(lock))():
         pass
     descriptor = os.open(lock, os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -335,8 +335,8 @@ def test_kernels_are_timed_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert callable(getattr(type(benchmarking.benchmarker), "benchmark_gpu", None))  # else regions of a GPU are compiled one by one
     monkeypatch.setattr(benchmarking, "benchmarker", Timer())
-    assert region_worker._wait_for_turns(turn)
+    assert wait_for_turns(turn)
     assert benchmarking.benchmarker.benchmark_gpu("a kernel") == 1.0
     assert within == ["begin", "a kernel", "end"]
     monkeypatch.setattr(benchmarking, "benchmarker", object())
-    assert not region_worker._wait_for_turns(turn)
+    assert not wait_for_turns(turn)
