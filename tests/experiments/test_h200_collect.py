@@ -15,6 +15,7 @@ from autosched.device.registry import device_named
 from autosched.pipeline.collecting import Aims, Subject
 from experiments.costmodel import collect as gathering
 from experiments.costmodel import shipping
+from experiments.costmodel.add_runs import main as add_runs
 from experiments.costmodel.shipping import folder_of, resume, ship
 from experiments.devices import folder_name
 from experiments.h200.collect import done_before, open_first
@@ -38,6 +39,32 @@ def test_what_is_shipped_and_what_is_gathered_are_both_kept(tmp_path: Path) -> N
     assert keys(target) == shipped | gathered
     assert json.loads((target / "about.json").read_text())["unfinished"] == ["b"]
     assert not list(target.glob(".*"))
+
+
+def test_runs_of_comparisons_are_added_without_their_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, one = tmp_path / "data", synthetic_store(tmp_path / "one", kernels=6, pairs=10)
+    more = synthetic_store(tmp_path / "more", kernels=8, pairs=10, seed=1)
+    ship(one.folder, target, device_named("cpu"), models=["a"])
+    said = json.loads((target / "about.json").read_text())
+    add_runs([str(more.folder), str(one.folder), "--to", str(target)])
+    assert keys(target) == keys(one.folder) | keys(more.folder)
+    assert len(list((target / "pairs").glob("part-*"))) == 1
+    now = json.loads((target / "about.json").read_text())
+    assert now["rows"]["pairs"] == len(keys(target)) > said["rows"]["pairs"]
+    unchanged = ("device", "software", "commit", "cores", "models")
+    assert {name: now[name] for name in unchanged} == {name: said[name] for name in unchanged}
+    assert f"{len(keys(target))} pairs" in capsys.readouterr().out
+
+
+def test_runs_of_another_device_are_not_added(tmp_path: Path) -> None:
+    target, one = tmp_path / "data", synthetic_store(tmp_path / "one", kernels=6, pairs=10)
+    with pytest.raises(SystemExit, match=r"no about\.json"):
+        add_runs([str(one.folder), "--to", str(target)])
+    ship(one.folder, target, device_named("cpu"))
+    before = keys(target)
+    with pytest.raises(SystemExit, match="has runs of synthetic-b; those in"):
+        add_runs([str(synthetic_store(tmp_path / "other", kernels=6, pairs=10, device="synthetic-b").folder), "--to", str(target)])
+    assert keys(target) == before
 
 
 def test_shipping_that_is_stopped_leaves_the_old_rows_or_the_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
