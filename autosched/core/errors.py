@@ -97,7 +97,12 @@ class IncompatibleArtifact(ArtifactError):
     ``what_to_do`` is the message's last line; empty where a difference says it.
     """
 
-    def __init__(self, path: str, differences: Sequence[str], what_to_do: str = "Tune again here, or use it where it was made.") -> None:
+    def __init__(
+        self,
+        path: str,
+        differences: Sequence[str],
+        what_to_do: str = "Use it with the model and on the kind of device that it was tuned for, or tune again here.",
+    ) -> None:
         shown = list(differences[:_MOST_LINES])
         if len(differences) > len(shown):
             shown.append(f"and {len(differences) - len(shown)} more; 'autosched check FILE MODEL' lists them")

@@ -18,6 +18,7 @@ LEAST_ROUNDS = 7
 """Rounds of a final comparison, however little time is left."""
 LEAST_DUEL = 15
 """The same of the duel of the two best."""
+_HARDLY_PCT = 1.0  # a difference that nobody would choose by, where the noise floor is lower still
 CHANGED_PACE = "The machine changed its pace meanwhile; what is said of ratios is of single rounds, in which that cancels."
 """What to say where ratios are claimed and times by themselves say nothing."""
 
@@ -286,7 +287,10 @@ def _against(times: Times, chosen: str, outside: str, floor_pct: float) -> str:
     """What is to be said of a baseline that cannot be kept, if it was the fastest of all; ``floor_pct`` is that of the comparison."""
     ratio = paired_ratio(times.columns[chosen], times.columns[outside])
     if not beyond_noise(ratio, floor_pct):
-        return f" {outside} is equally fast within noise."
+        if 100.0 * abs(ratio.ratio - 1.0) <= max(floor_pct, _HARDLY_PCT):
+            return f" {outside} is equally fast within noise."
+        interval = f"95 % interval {ratio.ci_low:.2f} to {ratio.ci_high:.2f}"
+        return f" Whether {outside} is faster is not certain: what was kept takes {ratio.ratio:.2f} times as long ({interval})."
     if ratio.ratio > 1.0:
         return f" {outside} is faster still: what was kept takes {ratio.ratio:.2f} times as long; use {outside} here."
     return ""

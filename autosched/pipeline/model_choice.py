@@ -137,7 +137,7 @@ def judged_at(folder: Path, key: DeviceKey, engine: Engine | None) -> Judged:
     Raises:
         ArtifactCorrupt, IncompatibleArtifact: if it cannot be read.
     """
-    return _judged(*read_card(folder), key, engine, folder, folder.name)
+    return _judged(*read_card(folder), key, engine, folder, str(folder))
 
 
 def prediction_note(chosen: ChosenModel, graph: OpGraph, table: CostTable, pairs: Sequence[PairRecord]) -> str:

@@ -348,6 +348,15 @@ def test_a_baseline_that_cannot_be_kept_is_recommended_only_beyond_the_noise_flo
     assert ("torch_compile" in judgement.verdict) == bool(words)
 
 
+def test_a_baseline_that_may_well_be_faster_is_not_called_equally_fast() -> None:
+    steady = [1000.0 + place % 2 for place in range(40)]
+    # Mostly a tenth faster, now and then half as slow again.
+    columns = {"sequential": steady, "torch_compile": [1500.0 if place % 5 < 2 else 900.0 for place in range(40)]}
+    verdict = judge(Times(columns, {}, "sequential", steady), [], ["sequential"], ["torch_compile"], None).verdict
+    assert "Whether torch_compile is faster is not certain: what was kept takes 1.11 times as long (95 % interval 0." in verdict
+    assert "equally fast" not in verdict
+
+
 def test_a_gain_beyond_the_floor_that_the_interval_does_not_bear_out_is_not_called_within_it() -> None:
     times, _ = run(1000.0, 1300.0, 950.0)
     base = [1000.0] * 20

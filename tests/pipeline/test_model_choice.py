@@ -121,10 +121,13 @@ def test_models_that_failed_the_gate_alike_are_told_in_one_reason(tmp_path: Path
 
 @pytest.mark.parametrize(("kind", "simulated", "words"), [("analytic", 0, "gate"), ("xgboost", 5, "simulated")])
 def test_a_model_that_must_not_be_used_is_not(tmp_path: Path, kind: str, simulated: int, words: str) -> None:
-    write_model(cost_models_dir() / KEY.digest, tmp_path / "runs", kind=kind, simulated=simulated)
+    installed = cost_models_dir() / KEY.digest
+    write_model(installed, tmp_path / "runs", kind=kind, simulated=simulated)
     chosen = choose_model(KEY, None)
     assert chosen.model is None
     assert words in chosen.why
+    # Nobody could find it by the digest that its folder is called.
+    assert not simulated or str(installed) in chosen.why
 
 
 def test_a_model_of_another_kind_of_device_is_not_used(tmp_path: Path) -> None:
