@@ -53,6 +53,10 @@ from autosched.runtime.cuda import blas_lt
 LEAST_COMPILE_S = 5.0
 """Starting a compiler takes about this long: with less left, nothing comes of it."""
 
+LEAST_REGIONS_S = 10.0
+"""The same of the processes that compile regions on a GPU: each has a context there. On an H200 with 16 cores none had made a region after
+9.0 s, in two jobs, and while they went, what came next took some 5 s longer than elsewhere (``experiments/results/h200/suite``)."""
+
 # Shares of the budget: rounds of all sequential orders; what tuning should get, and gets at the least; and when the job should be over
 # however long the compilers took.
 _QUALIFYING = 0.05
@@ -179,6 +183,8 @@ def _prepared(
             # without its regions. The model is exported but once.
             limit_s = min(limit_s, left_s - max(ready[0].prepared_s - ready[0].regions_s - original.export_s, 0.0))
         # The first one is what there is without a choice: it is had whatever it takes, but for regions beyond their time.
+        if not ready and compiled and limit_s < LEAST_REGIONS_S:
+            limit_s = 0.0
         if ready and compiled and limit_s < LEAST_COMPILE_S:
             why = f"{max(limit_s, 0.0):.1f} s of the budget were left for compiling it; at least {LEAST_COMPILE_S:.0f} s are needed"
             course.note(lowering, why=why)

@@ -21,7 +21,7 @@ from autosched.core.report import LoweringOutcome, LoweringRow, TuneReport
 from autosched.core.variants import Lowering
 from autosched.pipeline import contest, granularity, job, preparing
 from autosched.pipeline.budget import budget_for
-from autosched.pipeline.contest import LEAST_COMPILE_S
+from autosched.pipeline.contest import LEAST_COMPILE_S, LEAST_REGIONS_S
 from autosched.pipeline.memory import forget_measurements
 from autosched.pipeline.qualification import Entrant, Qualified, contenders
 from tests.conformance.contest_double import Bench, Branches, Speed, comparing, rows, steady_clock
@@ -313,22 +313,42 @@ def test_what_is_to_be_fresh_is_forgotten_once_before_anything_is_measured(
     assert bench.sessions["fused"].asked_solo == 1
 
 
-def test_what_regions_took_to_compile_is_not_set_aside_for_the_next_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: dict[Lowering, float | None] = {}
+@pytest.fixture
+def regions_first(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], tuple[list[str], dict[Lowering, float | None]]]:
+    """What is ready, and how long each may compile, with a budget and regions that take 30 of 34 seconds, as on a GPU the first."""
 
-    def prepare(lowering: Lowering, *call: Any, limit_s: float | None = None) -> preparing.Prepared:
-        limits[lowering] = limit_s
-        captured: Any = SimpleNamespace(program=SimpleNamespace(graph=(), lowering=str(lowering)))
-        session: Any = SimpleNamespace(close=lambda: None)
-        return preparing.Prepared(captured, Bench(), session, (), 34.0, regions_s=30.0)
+    def with_budget(total_s: float) -> tuple[list[str], dict[Lowering, float | None]]:
+        limits: dict[Lowering, float | None] = {}
 
-    monkeypatch.setattr(contest, "prepare", prepare)
-    monkeypatch.setattr(contest, "_fitting", lambda *given: 0)
-    options = _options()
-    course = contest._Course({name: LoweringRow(name, LoweringOutcome.SKIPPED) for name in (Lowering.FUSED, Lowering.INDUCTOR)})
-    original: Any = SimpleNamespace(export_s=0.0)
-    with contextlib.ExitStack() as stack:
-        ready, _ = contest._prepared(stack, original, options, (Lowering.FUSED, Lowering.INDUCTOR), Bench(), Silent(), course)
-    assert [item.lowering for item in ready] == ["fused", "inductor"]
-    share_s = options.budget.compile_share * options.budget.total_s
+        def prepare(lowering: Lowering, *call: Any, limit_s: float | None = None) -> preparing.Prepared:
+            limits[lowering] = limit_s
+            captured: Any = SimpleNamespace(program=SimpleNamespace(graph=(), lowering=str(lowering)))
+            session: Any = SimpleNamespace(close=lambda: None)
+            return preparing.Prepared(captured, Bench(), session, (), 34.0, regions_s=30.0)
+
+        monkeypatch.setattr(contest, "prepare", prepare)
+        monkeypatch.setattr(contest, "_fitting", lambda *given: 0)
+        options = dataclasses.replace(_options(), budget=budget_for("quick", total_s))
+        course = contest._Course({name: LoweringRow(name, LoweringOutcome.SKIPPED) for name in (Lowering.FUSED, Lowering.INDUCTOR)})
+        original: Any = SimpleNamespace(export_s=0.0)
+        with contextlib.ExitStack() as stack:
+            ready, _ = contest._prepared(stack, original, options, (Lowering.FUSED, Lowering.INDUCTOR), Bench(), Silent(), course)
+        return [item.lowering for item in ready], limits
+
+    return with_budget
+
+
+def test_what_regions_took_to_compile_is_not_set_aside_for_the_next_capture(regions_first: Callable[[float], Any]) -> None:
+    ready, limits = regions_first(60.0)
+    assert ready == ["fused", "inductor"]
+    share_s = budget_for("quick").compile_share * 60.0
+    assert limits[Lowering.FUSED] == pytest.approx(share_s)
     assert limits[Lowering.INDUCTOR] == pytest.approx(share_s - 4.0, abs=2.0)
+
+
+def test_no_process_is_started_for_regions_that_cannot_be_made_in_time(regions_first: Callable[[float], Any]) -> None:
+    just = LEAST_REGIONS_S / budget_for("quick").compile_share
+    assert regions_first(just + 1.0)[1][Lowering.FUSED] > LEAST_REGIONS_S
+    ready, limits = regions_first(just - 1.0)
+    assert ready[0] == "fused"
+    assert limits[Lowering.FUSED] == 0.0
