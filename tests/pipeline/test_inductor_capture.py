@@ -250,6 +250,19 @@ def test_reading_an_input_by_strides_of_the_models_own_is_a_reason() -> None:
     assert "as_strided" in found.reason
 
 
+def test_circular_padding_which_begins_with_memory_that_nobody_has_written() -> None:
+    model, x = nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular").eval(), torch.randn(1, 2, 6, 6)
+    found = capture_inductor(model, (x,))
+    assert isinstance(found, Captured)
+    bound = bind(found.program, found.constants)
+    for fill in (float("nan"), 1e30):
+        # Whatever lies in freed memory of that size.
+        freed = [torch.full((1, 2, 8, 8), fill) for _ in range(8)]
+        del freed
+        with torch.no_grad():
+            torch.testing.assert_close(bound.run([x])[0], model(x))
+
+
 def test_an_output_that_is_dense_in_the_model_alone_is_a_reason() -> None:
     class Table(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -256,6 +256,20 @@ def test_code_that_overwrites_otherwise_is_a_reason(body: str, why: str) -> None
         units_of(body.replace("pass", "cpp_fused_0(arg1_1, buf0)"))
 
 
+_OVERWRITES = "cpp_fused_0(arg1_1, arg0_1)\nbuf1 = empty_strided_cpu((4, ), (1, ), torch.float32)\n"
+
+
+def test_a_kernel_may_read_memory_that_nobody_has_written() -> None:
+    reading, *_ = reversed(units_of(_OVERWRITES + "cpp_fused_0(buf1, buf0)", "buf0").units)
+    assert reading.lines[0] == "buf1 = empty_strided_cpu((4,), (1,), torch.float32)"
+    assert "buf1" not in {*reading.reads, *reading.makes}
+
+
+def test_of_anything_but_a_kernel_that_is_a_sign_of_having_misread_the_code() -> None:
+    with pytest.raises(Unrecognised, match="buf1 is read before it is written"):
+        units_of(_OVERWRITES + "buf2 = torch.ops.aten.clone.default(buf1)", "buf2")
+
+
 def test_two_models_are_not_taken_for_one_by_what_is_kept() -> None:
     """One that may overwrite, one that may not: the code differs, and what is kept of one is not found for the other."""
     captured = capture(made(ChangesItsInput), (example(),), lowering=Lowering.ATEN)
