@@ -26,13 +26,14 @@ class _View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write plain CPU tensors by name. Tensors over the same memory (tied weights) are stored once.
+    """Write plain CPU tensors by name, from where they lie. Tensors over the same memory (tied weights) are stored once.
 
     Raises:
         ValueError: for a tensor whose memory cannot be read (an opaque layout), naming it.
     """
     flats: dict[str, torch.Tensor] = {}
     stored: dict[tuple[int, int, torch.dtype], str] = {}
+    homes: set[int] = set()
     views: dict[str, _View] = {}
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided or tensor.device.type != "cpu":
@@ -44,8 +45,10 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         place = (plain.data_ptr(), span, plain.dtype)
         if span == 0 or place not in stored:
             flat = f"t{len(flats)}"
-            # A copy: safetensors refuses tensors that share storage.
-            flats[flat] = to_stored(plain.as_strided((span,), (1,)).clone())
+            piece, home = plain.as_strided((span,), (1,)), plain.untyped_storage().data_ptr()
+            # safetensors refuses tensors in one storage. Copies of all would be as large as the model.
+            flats[flat] = to_stored(piece.clone() if home in homes else piece)
+            homes.add(home)
             stored[place] = flat
         views[name] = _View(stored[place], str(plain.dtype).removeprefix("torch."), tuple(plain.shape), tuple(plain.stride()))
     save_file(flats, path, metadata={"views": msgspec.json.encode(views).decode()})
