@@ -219,7 +219,8 @@ class Draft:
     ) -> dict[int, torch.Tensor]:
         """Run the draft once on the example inputs and note the spec and the storage of every value; returns the outputs by id.
 
-        Buffers that the model changes are copied first: observing leaves the model as it was.
+        Buffers that the model changes are copied first: observing leaves the model as it was. A call of the prologue runs when the first
+        call that needs it comes, and what it made goes with the last: all packed weights together are as large as the model.
 
         Args:
             before: asked before each call of the body, when all calls ahead of it are noted; the calls it returns become part of the
@@ -236,17 +237,17 @@ class Draft:
             self._note(value, tensor.clone() if value in written else tensor, value, tensors)
         outputs = self.output_values()
         with torch.inference_mode():
-            last: dict[int, Node] = {value: node for node in (*self.prologue, *self.nodes) for value in node.reads()}
+            order = _each_when_needed(self.prologue, self.nodes)
+            last: dict[int, Node] = {value: node for node in order for value in node.reads()}
             kept = {*outputs, *self.constants, *self.inputs}
-            for node in self.prologue:
-                self._run(node, tensors, around)
-                _drop(tensors, [value for value in node.reads() if last[value] is node and value not in kept])
+            ahead = {id(node) for node in self.prologue}
             body: list[Node] = []
-            for node in self.nodes:
+            for node in order:
                 read = node.reads()
-                for item in (*before(node), node):
+                for item in (node,) if id(node) in ahead else (*before(node), node):
                     self._run(item, tensors, around)
-                    body.append(item)
+                    if id(item) not in ahead:
+                        body.append(item)
                 _drop(tensors, [value for value in read if last[value] is node and value not in kept])
             self.nodes = body
         return {value: tensors[value] for value in outputs}
@@ -270,6 +271,21 @@ class Draft:
                 shared = shared_with(tensor, iter(given))
                 self._note(value, tensor, self.storage[shared] if shared is not None else value, tensors)
                 given.append((value, tensor))
+
+
+def _each_when_needed(prologue: Sequence[Node], body: Sequence[Node]) -> list[Node]:
+    """All calls, those of the prologue each right before the first of the body that needs it; first those that none needs."""
+    due: dict[int, int] = {}
+    for place, node in enumerate(body):
+        for value in node.reads():
+            due.setdefault(value, place)
+    ahead: dict[int, list[Node]] = {}
+    for node in reversed(prologue):
+        place = min((due[value] for value in node.outputs if value in due), default=-1)
+        ahead.setdefault(place, []).append(node)
+        for value in node.reads():
+            due[value] = min(due.get(value, place), place)
+    return [*reversed(ahead.get(-1, [])), *(each for place, node in enumerate(body) for each in (*reversed(ahead.get(place, [])), node))]
 
 
 def call(node: Node, lookup: Callable[[int], torch.Tensor]) -> list[object]:

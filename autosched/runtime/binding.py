@@ -36,7 +36,7 @@ from autosched.runtime.state import Asked, OtherBuffers, ask, copies_of, version
 from autosched.runtime.telling_inputs import telling_inputs
 from autosched.runtime.trees import output_tensors
 from autosched.runtime.weights import ModelWatch, in_training
-from autosched.runtime.widths import WidePrograms
+from autosched.runtime.widths import bind_for
 from autosched.runtime.workspace import peak_live_bytes, unshared_bytes
 from autosched.runtime.write_back import WriteBacks
 from autosched.runtime.written import changes_callers_memory
@@ -148,7 +148,7 @@ class Binder:
         constants = gather_constants(program, self.model, bundle.literals)
         if device.type == "cpu":
             regions = regions_of(program, plan, device)
-            bound = WidePrograms(program, constants, regions=regions).for_plan(plan)
+            bound = bind_for(plan, program, constants, regions)
         else:
             bound = bind(program, constants, device)
             regions = regions_of(program, plan, device, bound.kernels)

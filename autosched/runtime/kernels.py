@@ -113,12 +113,18 @@ class BoundProgram:
         return tuple(step.frees for step in make_plan(graph, sequential(graph)).steps)
 
 
-def bind(program: Program, constants: Mapping[int, torch.Tensor], device: torch.device | str | None = None) -> BoundProgram:
+def bind(
+    program: Program,
+    constants: Mapping[int, torch.Tensor],
+    device: torch.device | str | None = None,
+    before_each: Callable[[Call], object] = lambda call: None,
+) -> BoundProgram:
     """Fill in the constants, evaluate the prologue, and make a callable of every operator.
 
     Args:
         constants: tensor of every ``Binding``, by value index.
         device: where to run; by default where the constants are.
+        before_each: called before each call of the prologue, of a program that is not compiled as a whole.
 
     Raises:
         UnsupportedGraph: if an operator is not allowed or does not exist here.
@@ -142,6 +148,7 @@ def bind(program: Program, constants: Mapping[int, torch.Tensor], device: torch.
     last = {value: place for place, call in enumerate(prologue) for value in (*call.outputs, *call.reads())}
     with torch.inference_mode():
         for place, call in enumerate(prologue):
+            before_each(call)
             compile_call(call, home)(slots)
             for touched in (*call.outputs, *call.reads()):
                 if touched >= 0 and last[touched] == place and touched not in needed:

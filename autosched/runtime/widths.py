@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from autosched.core.in_place import Chain
-from autosched.core.program import Program
+from autosched.core.program import Call, Program
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.in_place import in_place
 from autosched.runtime.inductor.common import Refused
@@ -126,6 +126,42 @@ class WidePrograms:
         reads = self.program.graph.operators[operator].reads
         packed = (value for value in reads if isinstance(constants[value], torch.Tensor) and not _is_plain(constants[value]))
         return (*packed, *(value for value in reads if value in self._differing))
+
+
+def bind_for(plan: Plan, program: Program, constants: Mapping[int, torch.Tensor], regions: RegionLibrary | None = None) -> BoundProgram:
+    """``WidePrograms.for_plan``, of one plan and no other: no weight is packed for a width at which the plan does not read it.
+
+    Raises:
+        UnsupportedGraph, ArtifactCorrupt: as ``kernels.bind``.
+    """
+    widths = Counter(step.width for step in plan.steps)
+    if program.source or len(widths) <= 1:
+        return WidePrograms(program, constants, regions=regions).for_plan(plan)
+    most_common = widths.most_common(1)[0][0]
+    width_of = _widths_of_values(plan, program)
+    before = torch.get_num_threads()
+    try:
+        bound = bind(program, constants, "cpu", lambda call: use_threads(_width_of(call, width_of, most_common)))
+    finally:
+        use_threads(before)
+    return bound if regions is None else regions.apply(bound, plan)
+
+
+def _widths_of_values(plan: Plan, program: Program) -> dict[int, int]:
+    """The width of the first operator that reads a value, or reads what the prologue makes of it."""
+    found: dict[int, int] = {}
+    for step in plan.steps:
+        for value in program.graph.operators[step.operator].reads:
+            found.setdefault(value, step.width)
+    for call in reversed(program.prologue):
+        if (width := _width_of(call, found, 0)) > 0:
+            for value in call.reads():
+                found.setdefault(value, width)
+    return found
+
+
+def _width_of(call: Call, width_of: Mapping[int, int], otherwise: int) -> int:
+    return next((width_of[value] for value in call.outputs if value in width_of), otherwise)
 
 
 def _is_plain(item: object) -> bool:

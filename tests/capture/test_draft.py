@@ -47,6 +47,45 @@ def test_observing_drops_what_the_prologue_alone_reads() -> None:
     assert made <= set(draft.specs)
 
 
+def test_observing_holds_one_packed_weight_at_a_time() -> None:
+    draft = draft_of(Normed().eval(), (torch.randn(1, 4, 12, 12),))
+    rewrite_draft(draft, "cpu")
+    packed = {node.reads()[1] for node in draft.nodes if "convolution" in node.kind}
+    assert packed <= {value for node in draft.prologue for value in node.outputs}
+    assert len(packed) == 4
+    held: list[int] = []
+
+    def around(node: Node, tensors: Mapping[int, torch.Tensor], run: Callable[[], list[object]]) -> list[object]:
+        held.append(len(packed & set(tensors)))
+        return run()
+
+    draft.observe(around=around)
+    assert max(held) == 1
+    assert packed <= set(draft.specs)
+
+
+class Chained(nn.Module):
+    """What the first call reads is made of what only the last call reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x``: ``[3]``."""
+        doubled = self.weight * 2
+        return x * (doubled + 1) + doubled
+
+
+def test_what_the_prologue_makes_of_what_it_makes_is_made_in_that_order() -> None:
+    model, x = Chained().eval(), torch.randn(3)
+    draft = draft_of(model, (x,))
+    assert fold_constants(draft) == 2
+    (output,) = draft.observe().values()
+    with torch.no_grad():
+        torch.testing.assert_close(output, model(x))
+
+
 def test_observing_twice_answers_the_same() -> None:
     model = Normed().eval()
     x = torch.randn(1, 4, 12, 12)

@@ -16,10 +16,13 @@ from typing import NoReturn
 
 import pytest
 import torch
+from torch import nn
 
+from autosched.capture.export import capture
 from autosched.core.errors import ScratchFull, WorkerLost
 from autosched.device import worker as worker_room
 from autosched.device.worker import Worker
+from autosched.device.worker_tensors import read_program
 from tests.conformance.programs import chain_program
 
 _WRITTEN: dict[str, tuple[Callable[[Worker], object], str]] = {
@@ -170,3 +173,25 @@ def test_a_limit_of_the_process_is_named_and_nothing_is_left(limit: str, monkeyp
     gc.collect()
     assert len(before) == (len(os.listdir("/proc/self/fd")) if before else 0)
     worker.close()
+
+
+def test_what_only_the_prologue_reads_stays_in_the_file(tmp_path: Path) -> None:
+    """Weights that are packed: the measuring process would hold each three times, as it came and packed for two numbers of threads."""
+    captured = capture(nn.Conv2d(16, 16, 3).eval(), (torch.randn(1, 16, 9, 9),))
+    (packed,) = (binding.value for binding in captured.program.bindings if binding.name == "weight")
+    if any(packed in operator.reads for operator in captured.program.graph.operators):
+        pytest.skip("this PyTorch packs no weights")
+    worker = Worker("no.module.is.started", timeout_s=1.0)
+    try:
+        files = worker.write_program(captured.program, captured.constants)
+        program, constants = read_program(*files)
+        mapped = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if files[1] in line]
+        in_file = {
+            value for value, tensor in constants.items() if any(int(begin, 16) <= tensor.data_ptr() < int(end, 16) for begin, end in mapped)
+        }
+        assert in_file == {packed}
+    finally:
+        worker.close()
+    assert program == captured.program
+    for value, tensor in constants.items():
+        assert torch.equal(tensor, captured.constants[value])

@@ -10,12 +10,14 @@ import torch
 
 from autosched import zoo
 from autosched.capture.export import Captured, capture
+from autosched.core.program import Call
 from autosched.core.schedule import make_schedule, sequential
+from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
 from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
-from autosched.runtime.widths import WidePrograms
+from autosched.runtime.widths import WidePrograms, bind_for
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,38 @@ def test_a_plan_gets_the_packing_of_each_operators_width(captured: Captured) -> 
     for operator in graph.operators:
         for value in programs.packed_reads(operator.index, bound.constants):
             assert bound.constants[value] is programs.at(widths[operator.index]).constants[value]
+
+
+def test_a_plan_alone_packs_each_weight_once_and_as_for_all_widths(captured: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = captured.program.graph
+    programs = WidePrograms(captured.program, captured.constants)
+    widths = [1 + index % 2 for index in range(len(graph))]
+    plan = make_plan(graph, make_schedule(graph, range(len(graph)), [0] * len(graph), width=widths))
+    expected = programs.for_plan(plan)
+    packed_at: dict[int, list[int]] = {}
+
+    def noting(call: Call, device: torch.device) -> Kernel:
+        kernel = compile_call(call, device)
+
+        def run(slots: Slots) -> None:
+            for value in call.outputs:
+                packed_at.setdefault(value, []).append(torch.get_num_threads())
+            kernel(slots)
+
+        return run if call in captured.program.prologue else kernel
+
+    monkeypatch.setattr("autosched.runtime.kernels.compile_call", noting)
+    before = torch.get_num_threads()
+    bound = bind_for(plan, captured.program, captured.constants)
+    assert torch.get_num_threads() == before
+    read = [(operator.index, value) for operator in graph.operators for value in programs.packed_reads(operator.index, bound.constants)]
+    assert {widths[operator] for operator, _ in read} == {1, 2}
+    for operator, value in read:
+        assert packed_at[value] == [widths[operator]]
+    for ours, theirs in zip(bound.constants, expected.constants, strict=True):
+        assert (ours is None) == (theirs is None)
+    inputs = random_inputs(captured.program, 1)
+    assert compare(LaneExecutor(bound, plan).run(inputs), LaneExecutor(expected, plan).run(inputs)).within_tolerance
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])

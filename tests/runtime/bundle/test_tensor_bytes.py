@@ -12,6 +12,7 @@ from torch import nn
 
 from autosched.capture.export import capture
 from autosched.core.graph import ITEM_BYTES
+from autosched.device import worker_tensors
 from autosched.device.worker_tensors import read_tensors, write_tensors
 from autosched.runtime.bundle.tensor_bytes import from_stored, to_stored
 from autosched.runtime.kernels import random_inputs
@@ -46,6 +47,27 @@ def test_a_file_of_tensors_gives_back_what_it_got(name: str, tmp_path: Path) -> 
         wanted = given[key]
         assert (tensor.dtype, tensor.shape, tensor.stride()) == (wanted.dtype, wanted.shape, wanted.stride())
         assert bits(tensor) == bits(wanted)
+
+
+def test_a_file_of_tensors_is_written_from_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: dict[str, int] = {}
+    save = worker_tensors.save_file
+
+    def noting(flats: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        written.update({name: tensor.data_ptr() for name, tensor in flats.items()})
+        save(flats, path, metadata=metadata)
+
+    monkeypatch.setattr(worker_tensors, "save_file", noting)
+    whole, other = torch.randn(4, 6), torch.randn(6, 4).t()
+    given = {"whole": whole, "other": other, "tied": whole, "rows": whole[1:3], "again": torch.from_numpy(other.numpy())}
+    write_tensors(tmp_path / "tensors", given)
+    # Two of one memory are two pieces of the file, for which safetensors wants one of them copied.
+    assert len(written) == 3
+    assert len(set(written.values())) == 3
+    assert {whole.data_ptr(), other.data_ptr()} <= set(written.values())
+    for key, tensor in read_tensors(tmp_path / "tensors").items():
+        assert torch.equal(tensor, given[key])
+        assert tensor.stride() == given[key].stride()
 
 
 @pytest.mark.parametrize("name", _DTYPES)
