@@ -49,7 +49,7 @@ def examine() -> list[Finding]:
     findings = [_versions(), _torch(), *_looked("cpu lanes", lambda: [_cpu()]), *gpus, _compiler()]
     findings += _looked("native lanes", lambda: [_native_lanes()])
     findings += [_cache(), *_looked("cost model, cpu", lambda: [_cost_model("cpu")])]
-    if gpus[0].state is State.OK:
+    if gpus[0].state in (State.OK, State.BUSY):
         findings += _looked("cost model, cuda", lambda: [_cost_model(name) for name in _different_gpus()])
     findings += [_package(*item) for item in _PACKAGES]
     # On a CPU build of PyTorch they would be of no use.
@@ -144,7 +144,7 @@ def _cuda() -> list[Finding]:
     """One finding of CUDA; where there are several GPUs, one of each follows it."""
     import torch
 
-    from autosched.core.errors import DeviceMissing
+    from autosched.core.errors import DeviceError, DeviceMissing
     from autosched.runtime.cuda.key import gpu_count, gpu_facts
 
     if torch.version.cuda is None:
@@ -155,11 +155,34 @@ def _cuda() -> list[Finding]:
         first, count = gpu_facts(), gpu_count()
     except DeviceMissing as error:
         return [Finding("cuda", State.MISSING, "no GPU answers", str(error))]
+    except DeviceError as error:
+        return [Finding("cuda", State.PROBLEM, "PyTorch cannot use the GPU", str(error))]
     if count == 1:
-        return [Finding("cuda", State.OK, first.name, "")]
+        return [_gpu("cuda", 0, first.name)]
     every = enumerate(gpu_facts(index) for index in range(count))
-    named = [Finding(f"cuda:{index}", State.OK, f"{facts.name}, {facts.details()['memory_gib']} GiB", "") for index, facts in every]
+    named = [_gpu(f"cuda:{index}", index, f"{facts.name}, {facts.details()['memory_gib']} GiB") for index, facts in every]
     return [Finding("cuda", State.OK, f"{count} GPUs", ""), *named]
+
+
+def _gpu(what: str, index: int, named: str) -> Finding:
+    """One GPU: whether PyTorch can use it, and whether others do."""
+    from autosched.core.errors import DeviceError
+    from autosched.datasets.facts import DISTURBED
+    from autosched.device.cuda.meter import GpuMeter
+    from autosched.runtime.cuda.key import require_kernels
+
+    try:
+        require_kernels(index)
+    except DeviceError as error:
+        return Finding(what, State.PROBLEM, named, str(error))
+    use = GpuMeter(index).use()
+    if use is None:
+        return Finding(what, State.OK, named, "")
+    held = f"{use.held_bytes / 2**30:.0f} of {use.memory_bytes / 2**30:.0f} GiB of its memory taken"
+    if use.busy > DISTURBED:
+        detail = f"{named}; other processes keep it busy {100 * use.busy:.0f} % of the time now, {held}"
+        return Finding(what, State.BUSY, detail, "stop other work on it before tuning: what is timed beside it says nothing")
+    return Finding(what, State.OK, f"{named}; {held}" if use.held_bytes > use.memory_bytes * DISTURBED else named, "")
 
 
 def _different_gpus() -> list[str]:
