@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from autosched import doctor
 from autosched.core.errors import DeviceError
 from autosched.device.registry import device_like, place_of
 from autosched.pipeline.bundles import verdict_here
+from autosched.runtime.cuda import bindings
 from autosched.runtime.cuda import key as facts
+from autosched.runtime.cuda.bindings import NOT_INSTALLED
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.fake_driver import FakeDriverLibrary, gpus_called
 from tests.conformance.graphs import TwoBranches
@@ -104,3 +107,52 @@ def test_a_gpu_of_which_nvml_tells_nothing_is_fine(refuses: str, monkeypatch: py
     with gpus_called("Test GPU"):
         said = found()
     assert (said["cuda"].state, said["cuda"].detail) == (doctor.State.OK, "Test GPU")
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "3.6.0")
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("there", "named", "headers", "lacking"),
+    [
+        ({"gcc"}, None, True, ""),
+        ({"clang"}, None, True, ""),
+        ({"mycc"}, "mycc", True, ""),
+        (set(), None, True, "no C compiler: install gcc"),
+        ({"gcc"}, "mycc", True, "no C compiler mycc"),
+        ({"gcc"}, None, False, "Python.h is missing: install the headers"),
+    ],
+)
+def test_what_triton_compiles_its_launchers_with_is_looked_for(
+    there: set[str], named: str | None, headers: bool, lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CC", named)
+    if headers:
+        (tmp_path / "Python.h").touch()
+    monkeypatch.setattr("shutil.which", lambda name: name if name in there else None)
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    with gpus_called("Test GPU"):
+        triton = next(item for item in doctor.examine() if item.what == "triton")
+    assert triton.state is (doctor.State.MISSING if lacking else doctor.State.OK)
+    assert lacking in triton.detail
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("why", "detail"),
+    [
+        ("", "3.6.0"),
+        ("this version of cuda-bindings lacks cuGraphGetEdges", "3.6.0; this version of cuda-bindings lacks cuGraphGetEdges"),
+        (NOT_INSTALLED, "3.6.0; it cannot be imported"),
+    ],
+)
+def test_bindings_that_cannot_be_used_are_not_ok(why: str, detail: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bindings, "why_unread", lambda: why)
+    with gpus_called("Test GPU"):
+        said = next(item for item in doctor.examine() if item.what == "cuda-bindings")
+    assert (said.state, said.detail) == (doctor.State.MISSING if why else doctor.State.OK, detail)
