@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -126,7 +126,8 @@ def _require_options(max_shapes: object, prepare: object, **flags: object) -> No
 
 def _require_no_capture() -> None:
     """What prepares and compares a schedule waits for the device, which would end a capture of the caller's."""
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    cuda: Any = torch.cuda  # its Python side is not typed
+    if cuda.is_initialized() and cuda.is_current_stream_capturing():
         raise DeviceError("load() was called while a CUDA graph is being captured, which cannot hold what it does; load before the capture")
 
 
