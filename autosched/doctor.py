@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import sys
+import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,11 +50,14 @@ def examine() -> list[Finding]:
     findings = [_versions(), _torch(), *_looked("cpu lanes", lambda: [_cpu()]), *gpus, _compiler()]
     findings += _looked("native lanes", lambda: [_native_lanes()])
     findings += [_cache(), *_looked("cost model, cpu", lambda: [_cost_model("cpu")])]
-    if gpus[0].state is State.OK:
+    if gpus[0].state in (State.OK, State.BUSY):
         findings += _looked("cost model, cuda", lambda: [_cost_model(name) for name in _different_gpus()])
     findings += [_package(*item) for item in _PACKAGES]
     # On a CPU build of PyTorch they would be of no use.
-    return findings if torch.version.cuda is None else [*findings, _triton(), *(_package(*item) for item in _GPU_PACKAGES)]
+    if torch.version.cuda is None:
+        return findings
+    bindings = [_package(*_BINDINGS)] if gpus[0].state is State.MISSING else _looked(_BINDINGS[0], lambda: [_bindings(*_BINDINGS)])
+    return [*findings, _triton(), *bindings, _package(*_NVML)]
 
 
 def _looked(what: str, look: Callable[[], list[Finding]]) -> list[Finding]:
@@ -73,10 +77,8 @@ _PACKAGES = (
     ("plotly", "report", "the HTML report"),
     ("jinja2", "report", "the HTML report"),
 )
-_GPU_PACKAGES = (
-    ("cuda-bindings", "cuda", "auditing captured graphs, and what kernels launch, on a GPU"),
-    ("nvidia-ml-py", "cuda", "clocks and power beside each sample, on a GPU"),
-)
+_BINDINGS = ("cuda-bindings", "cuda", "auditing captured graphs, and what kernels launch, on a GPU")
+_NVML = ("nvidia-ml-py", "cuda", "clocks and power beside each sample, on a GPU")
 
 
 def _versions() -> Finding:
@@ -144,7 +146,7 @@ def _cuda() -> list[Finding]:
     """One finding of CUDA; where there are several GPUs, one of each follows it."""
     import torch
 
-    from autosched.core.errors import DeviceMissing
+    from autosched.core.errors import DeviceError, DeviceMissing
     from autosched.runtime.cuda.key import gpu_count, gpu_facts
 
     if torch.version.cuda is None:
@@ -155,11 +157,34 @@ def _cuda() -> list[Finding]:
         first, count = gpu_facts(), gpu_count()
     except DeviceMissing as error:
         return [Finding("cuda", State.MISSING, "no GPU answers", str(error))]
+    except DeviceError as error:
+        return [Finding("cuda", State.PROBLEM, "PyTorch cannot use the GPU", str(error))]
     if count == 1:
-        return [Finding("cuda", State.OK, first.name, "")]
+        return [_gpu("cuda", 0, first.name)]
     every = enumerate(gpu_facts(index) for index in range(count))
-    named = [Finding(f"cuda:{index}", State.OK, f"{facts.name}, {facts.details()['memory_gib']} GiB", "") for index, facts in every]
+    named = [_gpu(f"cuda:{index}", index, f"{facts.name}, {facts.details()['memory_gib']} GiB") for index, facts in every]
     return [Finding("cuda", State.OK, f"{count} GPUs", ""), *named]
+
+
+def _gpu(what: str, index: int, named: str) -> Finding:
+    """One GPU: whether PyTorch can use it, and whether others do."""
+    from autosched.core.errors import DeviceError
+    from autosched.datasets.facts import DISTURBED
+    from autosched.device.cuda.meter import GpuMeter
+    from autosched.runtime.cuda.key import require_kernels
+
+    try:
+        require_kernels(index)
+    except DeviceError as error:
+        return Finding(what, State.PROBLEM, named, str(error))
+    use = GpuMeter(index).use()
+    if use is None:
+        return Finding(what, State.OK, named, "")
+    held = f"{use.held_bytes / 2**30:.0f} of {use.memory_bytes / 2**30:.0f} GiB of its memory taken"
+    if use.busy > DISTURBED:
+        detail = f"{named}; other processes keep it busy {100 * use.busy:.0f} % of the time now, {held}"
+        return Finding(what, State.BUSY, detail, "stop other work on it before tuning: what is timed beside it says nothing")
+    return Finding(what, State.OK, f"{named}; {held}" if use.held_bytes > use.memory_bytes * DISTURBED else named, "")
 
 
 def _different_gpus() -> list[str]:
@@ -206,11 +231,41 @@ def _cache() -> Finding:
 
 def _triton() -> Finding:
     try:
-        return Finding("triton", State.OK, importlib.metadata.version("triton"), "")
+        version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         return Finding(
             "triton", State.MISSING, "not installed", "pip install triton, in the version of this torch, for fused regions on a GPU"
         )
+    if lacking := _lacking_for_triton():
+        advice = "without it nothing can be compiled for a GPU: no lowering but aten and rewritten, and no torch.compile"
+        return Finding("triton", State.MISSING, f"{version}; {lacking}", advice)
+    return Finding("triton", State.OK, version, "")
+
+
+def _lacking_for_triton() -> str:
+    """What the launchers of its kernels are compiled with, as it looks for that itself, if it is not here."""
+    named = os.environ.get("CC")
+    if not (shutil.which(named) if named else shutil.which("gcc") or shutil.which("clang")):
+        return f"there is no C compiler {named} (CC)" if named else "there is no C compiler: install gcc or clang, or name one in CC"
+    headers = os.path.join(sysconfig.get_paths()["include"], "Python.h")
+    return "" if os.path.exists(headers) else f"{headers} is missing: install the headers of this Python (python3-dev or python3-devel)"
+
+
+def _bindings(what: str, extra: str, purpose: str) -> Finding:
+    """cuda-bindings: not only whether it is installed, but whether it can be used with this driver."""
+    from autosched.runtime.cuda.bindings import NOT_INSTALLED, why_unread
+
+    found, why = _package(what, extra, purpose), why_unread()
+    if found.state is not State.OK or not why:
+        return found
+    if why == NOT_INSTALLED:  # as far as pip knows it is
+        why = "it cannot be imported"
+    return Finding(
+        what,
+        State.MISSING,
+        f"{found.detail}; {why}",
+        f"another version of it (pip install -U 'autosched[{extra}]') or of the driver, for {purpose}",
+    )
 
 
 def _cost_model(device: str) -> Finding:

@@ -198,9 +198,10 @@ class DeviceKey:
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:24]
 
     def differences(self, other: DeviceKey) -> list[str]:
-        """One line for each field in which ``other`` differs from this one."""
-        mine = {"kind": self.kind, "name": self.name, **dict(self.details)}
-        theirs = {"kind": other.kind, "name": other.name, **dict(other.details)}
+        """One line for each field in which ``other`` differs from this one; of another kind of device, kind and name say it all."""
+        alike = self.kind == other.kind
+        mine = {"kind": self.kind, "name": self.name, **dict(self.details if alike else ())}
+        theirs = {"kind": other.kind, "name": other.name, **dict(other.details if alike else ())}
         return [
             f"{field}: {mine.get(field, 'absent')} there, {theirs.get(field, 'absent')} here"
             for field in sorted(mine.keys() | theirs.keys())

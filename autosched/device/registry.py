@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from autosched.core.errors import UnknownName, UsageError
+from autosched.core.errors import DeviceError, DeviceMissing, UnknownName, UsageError
 from autosched.core.records import DeviceKey
 from autosched.core.registry import Registry
 from autosched.device.base import Device, OneOfSeveral
@@ -15,6 +15,7 @@ DEVICES.add("cpu", "autosched.device.cpu:CpuDevice")
 DEVICES.add("cuda", "autosched.device.cuda.device:CudaDevice")
 
 AUTO = "auto"
+_MOST = 64  # of one kind: a plugin need not say where they end
 # As PyTorch writes it: no sign, no leading zero.
 _NUMBERED = re.compile(r"([^:]+):(0|[1-9][0-9]{0,3})")
 
@@ -52,12 +53,29 @@ def device_like(key: DeviceKey, name: str = AUTO) -> Device:
     """
     if name != AUTO:
         return device_named(name)
-    first = device_named(key.kind)
-    if first.key == key:
-        return first
-    count = first.count if isinstance(first, OneOfSeveral) else 0
-    every = (device_named(f"{key.kind}:{index}") for index in range(count))
-    return next((device for device in every if device.key == key), first)
+    try:
+        first = device_named(key.kind)
+    except DeviceMissing:
+        raise
+    except DeviceError:  # this one cannot be used; another may
+        if (other := _numbered_like(key)) is None:
+            raise
+        return other
+    return first if first.key == key else _numbered_like(key) or first
+
+
+def _numbered_like(key: DeviceKey) -> Device | None:
+    """Of several devices, the first one whose key is ``key`` and that can be used."""
+    for index in range(_MOST):
+        try:
+            device = device_named(f"{key.kind}:{index}")
+        except (UsageError, DeviceMissing):  # there are no more, or there is but one of this kind
+            return None
+        except DeviceError:
+            continue
+        if device.key == key:
+            return device
+    return None
 
 
 def index_of(device: Device) -> int | None:

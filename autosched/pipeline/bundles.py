@@ -142,13 +142,12 @@ def verdict_here(bundle: Bundle, model: torch.nn.Module | None = None, device: s
     try:
         found = device_like(bundle.key.device, device)
         return check_bundle(bundle, found.key, found.software, model)
-    except DeviceError:
+    except DeviceError as error:
         if device != AUTO:
             raise
-        # A machine without the device can still be asked; the answer is then incompatible in every field.
-        return check_bundle(
-            bundle, DeviceKey("none", "no such device on this machine", ()), bundle.key.software, model, numerics=bundle.key.numerics
-        )
+        # A machine without the device, or that cannot use it, can still be asked; the answer is then incompatible, and why.
+        nothing = DeviceKey("none", f"no such device ({error})", ())
+        return check_bundle(bundle, nothing, bundle.key.software, model, numerics=bundle.key.numerics)
 
 
 @dataclass(frozen=True, slots=True)

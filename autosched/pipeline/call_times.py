@@ -131,10 +131,15 @@ def bench_paused(
         given = random_inputs(bundle.program, seed, home)[: len(bundle.program.given)]
         call = partial(_call, *unflatten_inputs(bundle.program, given), home)
         contestants = {name: Contestant(partial(call, fast), threads) for name in (_TUNED, _AGAIN)}
-        contestants |= {f"eager_{count}": Contestant(partial(call, model), count) for count in {1, threads}}
+        contestants |= {name: Contestant(partial(call, model), count) for name, count in as_it_comes(home.type, threads).items()}
         times = paused_calls_us(contestants, pause_ms, CALLS if calls is None else calls, seed)
         results.append(_stated(path, bundle, pause_ms, times))
     return results[0] if len(results) == 1 else BenchShapes(os.fspath(path), tuple(results))
+
+
+def as_it_comes(kind: str, threads: int) -> dict[str, int]:
+    """The rows of eager mode by name, and their numbers of threads. A GPU has one: how many the host has is nothing to it."""
+    return {"eager": threads} if kind == "cuda" else {f"eager_{count}": count for count in {1, threads}}
 
 
 def _call(args: Sequence[Any], kwargs: Mapping[str, Any], home: torch.device, function: Callable[..., Any]) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from autosched.core.callers import warn_caller
 from autosched.core.custom_operators import trusting
-from autosched.core.errors import AutoschedError, IncompatibleArtifact, InputMismatch, UnsupportedGraph, UsageError
+from autosched.core.errors import AutoschedError, DeviceError, IncompatibleArtifact, InputMismatch, UnsupportedGraph, UsageError
 from autosched.core.from_outside import let_through
 from autosched.core.program import ConstantSource
 from autosched.core.records import DeviceKey, Engine, SoftwareKey
@@ -97,6 +97,7 @@ def load(
     _require_options(max_shapes, prepare, strict=strict, pad=pad, frozen=frozen, in_place=in_place)
     facts = _Facts(label_of(source), strict)
     try:
+        _require_no_capture()
         with all_aside():
             with trusting(custom_operators):
                 table = _open(source, model, facts, pad=pad, max_shapes=max_shapes, frozen=frozen, in_place=in_place)
@@ -121,6 +122,13 @@ def _require_options(max_shapes: object, prepare: object, **flags: object) -> No
         raise UsageError(f"max_shapes is {max_shapes!r}; expected a whole number, at least 1")
     if prepare not in ("all", "first-use"):
         raise UsageError(f"prepare is {prepare!r}; expected 'all' or 'first-use'")
+
+
+def _require_no_capture() -> None:
+    """What prepares and compares a schedule waits for the device, which would end a capture of the caller's."""
+    cuda: Any = torch.cuda  # its Python side is not typed
+    if cuda.is_initialized() and cuda.is_current_stream_capturing():
+        raise DeviceError("load() was called while a CUDA graph is being captured, which cannot hold what it does; load before the capture")
 
 
 def _only_the_caller_can_mend(error: AutoschedError) -> bool:
@@ -273,8 +281,17 @@ class _Preparer:
         except Exception as error:
             let_through(error)
             reason = f"{type(error).__name__}: {printable(str(error))}"
-            raise IncompatibleArtifact(self._label, [f"its schedule cannot run on this model here: {reason}"]) from error
+            lines = [f"its schedule cannot run on this model here: {reason}"]
+            if apart := _apart(self._binder.model):
+                raise IncompatibleArtifact(self._label, [*lines, apart], what_to_do="Move the model to one device.") from error
+            raise IncompatibleArtifact(self._label, lines) from error
         return prepared
+
+
+def _apart(model: torch.nn.Module) -> str:
+    """Where the weights are, if on several devices; no obstacle by itself, since the schedule may not read those elsewhere."""
+    devices = dict.fromkeys(str(tensor.device) for tensor in (*model.parameters(), *model.buffers()))
+    return f"device: the model's weights are on {' and '.join(devices)}; a schedule runs on one device" if len(devices) > 1 else ""
 
 
 def _warm(table: ShapeTable, model: torch.nn.Module, facts: _Facts) -> None:

@@ -12,6 +12,7 @@ import torch
 
 import autosched
 from autosched import pipeline, zoo
+from autosched.core.errors import DeviceError
 from autosched.core.records import Failure
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime.cuda.graph import GraphCapturer
@@ -194,3 +195,20 @@ def test_a_call_that_the_caller_captures_is_the_model_as_it_came_in_that_graph(s
         assert_like(answer, model, image(seed))
     assert_like(loaded(image(3)), model, image(3))
     assert loaded.report().calls == 2
+
+
+def test_a_load_within_a_capture_is_the_model_and_leaves_the_capture_alone(spread_bundle: bytes, model: torch.nn.Module) -> None:
+    given, stream = image(1), torch.cuda.Stream()
+    with torch.no_grad():
+        with torch.cuda.stream(stream):
+            model(given)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with pytest.warns(FallbackWarning, match="load before the capture"), torch.cuda.graph(graph, stream=stream):
+            answer = autosched.load(spread_bundle, model)(given)
+        with pytest.raises(DeviceError, match="load before the capture"), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+            autosched.load(spread_bundle, model, strict=True)
+    given.copy_(image(2))
+    graph.replay()
+    assert_like(answer, model, image(2))
+    assert autosched.load(spread_bundle, model).report().scheduled

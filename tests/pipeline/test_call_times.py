@@ -14,7 +14,7 @@ from autosched.core.errors import IncompatibleArtifact, UsageError
 from autosched.export.bundle import write_bundle
 from autosched.pipeline import call_times
 from autosched.pipeline.benching import BenchShapes
-from autosched.pipeline.call_times import Contestant, PausedCalls, bench_paused, paused_calls_us
+from autosched.pipeline.call_times import Contestant, PausedCalls, as_it_comes, bench_paused, paused_calls_us
 from autosched.runtime.guard import LoadedModel
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
@@ -112,3 +112,9 @@ def test_of_a_file_of_several_shapes_only_what_is_asked_for_is_made_ready(tmp_pa
     (fast,) = loaded
     assert [shape.ready for shape in fast.report().shapes] == [False, True, False]
     assert fast.report().calls == 2 * (5 + 5)
+
+
+def test_eager_mode_on_a_gpu_is_one_row_without_a_number_of_threads() -> None:
+    assert as_it_comes("cuda", 16) == {"eager": 16}
+    assert as_it_comes("cpu", 2) == {"eager_1": 1, "eager_2": 2}
+    assert as_it_comes("cpu", 1) == {"eager_1": 1}

@@ -19,9 +19,11 @@ from autosched.core.graph import Operator, OpGraph
 from autosched.core.program import Program
 from autosched.core.schedule import sequential
 from autosched.export.bundle import encode_bundle, make_bundle
+from autosched.runtime.binding import Binder
 from autosched.runtime.bundle.format import Bundle
 from autosched.runtime.load import FallbackWarning, LoadedModel, load
 from autosched.runtime.numerics import compare
+from autosched.runtime.prepared import Prepared
 from autosched.runtime.trees import output_tensors
 from tests.conformance.bundles import evidence_for, two_branches_bundle
 from tests.conformance.graphs import Recorder, TwoBranches, two_branches_inputs, two_branches_program
@@ -275,3 +277,18 @@ def test_inputs_that_would_hide_another_computation_are_not_the_only_ones_tried(
     inputs = tuple(dataclasses.replace(item, **described) for item in bundle.program.inputs)
     with pytest.raises(IncompatibleArtifact, match="outputs differ from the model's"):
         load(rebuilt(bundle, inputs=inputs), Saturated().eval(), strict=True)
+
+
+def test_a_model_on_two_devices_that_cannot_be_bound_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TwoBranches().eval()
+    data = encode_bundle(two_branches_bundle(model))
+
+    def refused(self: Binder, bundle: Bundle) -> Prepared:
+        raise RuntimeError("Expected all tensors to be on the same device")
+
+    monkeypatch.setattr(Binder, "prepare", refused)
+    with pytest.raises(IncompatibleArtifact, match="Tune again here"):
+        load(data, model, strict=True)
+    model.register_buffer("elsewhere", torch.zeros(1, device="meta"))
+    with pytest.raises(IncompatibleArtifact, match="weights are on cpu and meta; a schedule runs on one device\nMove the"):
+        load(data, model, strict=True)

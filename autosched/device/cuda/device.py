@@ -11,7 +11,7 @@ from autosched.device.cuda.screen import require_capturable
 from autosched.device.cuda.session import CudaSession, new_cuda_worker
 from autosched.device.cuda.settings import current_settings
 from autosched.device.early import EarlyWorker
-from autosched.runtime.cuda.key import cuda_device_key, cuda_software_key, gpu_count, require_cuda_build
+from autosched.runtime.cuda.key import cuda_device_key, cuda_software_key, gpu_count, require_cuda_build, require_kernels
 from autosched.runtime.current_device import current_index
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class CudaDevice(EarlyWorker):
 
     Raises:
         DeviceMissing: saying what is missing (a CUDA build of PyTorch, the driver, a GPU) and what to do.
+        DeviceError: if this PyTorch cannot use the GPU, because the driver is too old for it, or the GPU.
         UsageError: if there are fewer GPUs, saying how many.
     """
 
@@ -38,6 +39,7 @@ class CudaDevice(EarlyWorker):
         self._seed = seed
         self._index = current_index() if index is None else index
         self._key = cuda_device_key(self._index)
+        require_kernels(self._index)
         super().__init__(new_cuda_worker)
 
     @property

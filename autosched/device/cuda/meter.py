@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from autosched.core.records import Contamination
 from autosched.runtime.cuda.key import pci_bus_id
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """What all processes use of a GPU. ``busy`` is the share (0 to 1) of the last moments in which any kernel ran."""
+
+    busy: float
+    held_bytes: int
+    memory_bytes: int
 
 
 class GpuMeter:
@@ -36,3 +46,14 @@ class GpuMeter:
         except Exception:
             return Contamination()
         return Contamination(clock_mhz=float(clock))
+
+    def use(self) -> GpuUse | None:
+        """What is used of the GPU now, by whomever; ``None`` where NVML does not tell (of a slice of a GPU, for example)."""
+        if self._handle is None:
+            return None
+        try:
+            busy = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu
+            memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
+        except Exception:
+            return None
+        return GpuUse(busy / 100.0, int(memory.used), int(memory.total))

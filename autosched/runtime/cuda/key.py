@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import re
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from autosched.config import cuda_environment
-from autosched.core.errors import DeviceMissing, UsageError
+from autosched.core.errors import DeviceError, DeviceMissing, UsageError
 from autosched.core.records import DeviceKey, SoftwareKey
 
 # Rises when what a record of a CUDA device means changes.
@@ -34,6 +35,7 @@ _ATTRIBUTES = {
 }
 
 
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE: also where CUDA_VISIBLE_DEVICES hides all of them
 _CLOCK_KHZ = 13  # an attribute too, and no part of a device key: it only says how long a kernel that counts cycles takes
 _FASTEST_MHZ = 4000.0
 
@@ -75,10 +77,19 @@ def gpu_count() -> int:
     """
     library = driver_library()
     count = ctypes.c_int()
-    if (code := library.cuInit(0)) != 0:
-        raise DeviceMissing(f"the NVIDIA driver does not start (cuInit gave error {code}); check 'nvidia-smi', {_OR_CPU}")
+    if (code := library.cuInit(0)) == _NO_DEVICE:
+        return 0
+    if code != 0:
+        raise DeviceMissing(f"the NVIDIA driver does not start (cuInit gave {_in_words(library, code)}); check 'nvidia-smi', {_OR_CPU}")
     library.cuDeviceGetCount(ctypes.byref(count))
     return count.value
+
+
+def _in_words(library: Any, code: int) -> str:
+    """An error of the driver, with what it says of it: 'nvidia-smi' knows nothing of a fabric manager that does not run, for example."""
+    words = ctypes.c_char_p()
+    told = library.cuGetErrorString(code, ctypes.byref(words)) == 0 and words.value
+    return f"error {code}: {words.value.decode(errors='replace')}" if told and words.value else f"error {code}"
 
 
 @lru_cache(maxsize=64)
@@ -87,6 +98,7 @@ def gpu_facts(index: int = 0) -> GpuFacts:
 
     Raises:
         DeviceMissing: saying what is missing (the driver, a GPU, a CUDA build of PyTorch) and what to do.
+        DeviceError: if the driver is too old for this PyTorch.
         UsageError: if there are GPUs, but fewer than that.
     """
     library, count = driver_library(), gpu_count()
@@ -110,7 +122,51 @@ def gpu_facts(index: int = 0) -> GpuFacts:
         if library.cuDeviceGetAttribute(ctypes.byref(value), number, handle) == 0:
             attributes.append((field, value.value))
     driver = f"{version.value // 1000}.{version.value % 1000 // 10}"
-    return GpuFacts(name.value.decode(errors="replace"), total.value, tuple(attributes), driver)
+    found = GpuFacts(name.value.decode(errors="replace"), total.value, tuple(attributes), driver)
+    _require_driver(found)
+    return found
+
+
+def _require_driver(found: GpuFacts) -> None:
+    """What PyTorch says only when it starts, which is in the measuring process, and only in a warning.
+
+    A driver serves the runtimes of its own major version and of earlier ones (CUDA Compatibility, minor version compatibility).
+    """
+    import torch
+
+    built_for = torch.version.cuda
+    if built_for is not None and int(found.driver.split(".")[0]) < int(built_for.split(".")[0]):
+        raise DeviceError(
+            f"{found.name}: its driver is too old for this PyTorch: it is for CUDA {found.driver}, torch {torch.__version__} for CUDA "
+            f"{built_for}. Install a newer driver, or a build of torch for CUDA {found.driver} or older, {_OR_CPU}"
+        )
+
+
+def require_kernels(index: int = 0) -> None:
+    """Check that this PyTorch has kernels for visible GPU ``index``: newer builds have none for older GPUs.
+
+    Raises:
+        DeviceError: if it has none.
+        DeviceMissing, UsageError: as :func:`gpu_facts`.
+    """
+    import torch
+
+    found, least = gpu_facts(index), _least_capability()
+    if 0 < 10 * found.attribute("compute_major") + found.attribute("compute_minor") < least:
+        raise DeviceError(
+            f"{found.name}: torch {torch.__version__} has no kernels for its compute capability of "
+            f"{found.attribute('compute_major')}.{found.attribute('compute_minor')}; expected at least {least // 10}.{least % 10}. "
+            f"Install a build of torch for an older CUDA, {_OR_CPU}"
+        )
+
+
+def _least_capability() -> int:
+    """Ten times the lowest compute capability that this PyTorch has kernels for; 0 if it does not say."""
+    import torch
+
+    # As torch.cuda.get_arch_list reads it, which asks for a GPU first.
+    flags = getattr(torch._C, "_cuda_getArchFlags", lambda: None)() or ""
+    return min((int(number) for number in re.findall(r"\b(?:sm|compute)_([0-9]+)", flags)), default=0)
 
 
 def pci_bus_id(index: int = 0) -> str:

@@ -54,12 +54,18 @@ def test_without_a_driver_or_a_gpu_the_reason_is_named(monkeypatch: pytest.Monke
     monkeypatch.setattr(ctypes, "CDLL", no_library)
     with pytest.raises(DeviceMissing, match="no NVIDIA driver here"):
         facts.gpu_facts()
-    monkeypatch.setattr(facts, "driver_library", lambda: FakeDriverLibrary(start=100))
-    with pytest.raises(DeviceMissing, match="cuInit gave error 100"):
-        facts.gpu_facts()
-    monkeypatch.setattr(facts, "driver_library", lambda: FakeDriverLibrary(names=()))
-    with pytest.raises(DeviceMissing, match="sees 0 GPUs"):
-        facts.gpu_facts()
+    for start, words, expected in (
+        (802, "system not yet initialized", "cuInit gave error 802: system not yet initialized"),
+        (999, "", r"cuInit gave error 999\)"),
+    ):
+        monkeypatch.setattr(facts, "driver_library", lambda start=start, words=words: FakeDriverLibrary(start=start, words=words))
+        with pytest.raises(DeviceMissing, match=expected):
+            facts.gpu_facts()
+    # What a driver answers whose GPUs CUDA_VISIBLE_DEVICES hides.
+    for nothing in (FakeDriverLibrary(names=()), FakeDriverLibrary(start=100, words="no CUDA-capable device is detected")):
+        monkeypatch.setattr(facts, "driver_library", lambda nothing=nothing: nothing)
+        with pytest.raises(DeviceMissing, match=r"sees 0 GPUs.*Check CUDA_VISIBLE_DEVICES"):
+            facts.gpu_facts()
 
 
 def test_the_key_is_read_without_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +81,26 @@ def test_the_key_is_read_without_a_context(monkeypatch: pytest.MonkeyPatch) -> N
     assert details["memory_gib"] == "18"
     assert "memory_bus_bits" not in details
     assert dict(device.software.versions)["cuda_driver"] == "13.2"
+    facts.gpu_facts.cache_clear()
+
+
+def test_a_driver_or_a_gpu_too_old_for_this_pytorch_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch._C, "_cuda_getArchFlags", lambda: "sm_80 sm_75 sm_120 compute_120", raising=False)
+    facts.gpu_facts.cache_clear()
+    monkeypatch.setattr(facts, "driver_library", lambda: FakeDriverLibrary(names=("NVIDIA H100",), version=12040))
+    with pytest.raises(DeviceError, match=r"NVIDIA H100: its driver is too old .* for CUDA 12\.4, torch .* for CUDA 13\.0"):
+        CudaDevice()
+    # A driver serves later minor versions than its own.
+    monkeypatch.setattr(torch.version, "cuda", "13.9")
+    volta = FakeDriverLibrary(names=("Tesla V100",), attributes={75: 7, 76: 0})
+    monkeypatch.setattr(facts, "driver_library", lambda: volta)
+    with pytest.raises(DeviceError, match=r"Tesla V100: torch .* has no kernels for .* of 7\.0; expected at least 7\.5"):
+        CudaDevice()
+    facts.gpu_facts.cache_clear()
+    turing = FakeDriverLibrary(names=("Tesla T4",), attributes={75: 7, 76: 5})
+    monkeypatch.setattr(facts, "driver_library", lambda: turing)
+    assert CudaDevice().key.name == "Tesla T4"
     facts.gpu_facts.cache_clear()
 
 

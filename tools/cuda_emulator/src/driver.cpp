@@ -50,10 +50,12 @@ int load(CUmodule* out, const void* image) {
 
 CALL cuInit(unsigned) {
     initialised = true;
-    DONE(world().forked ? CUDA_ERROR_NOT_INITIALIZED : 0);
+    DONE(world().forked ? CUDA_ERROR_NOT_INITIALIZED : device_count() ? 0 : CUDA_ERROR_NO_DEVICE);
 }
 CALL cuDriverGetVersion(int* out) {
-    *out = CUDA_VERSION;  // of the installed headers: a driver as new as the runtime
+    // Of the installed headers: a driver as new as the runtime, unless another is asked for.
+    const char* asked = getenv("EMULATED_CUDA_DRIVER_VERSION");
+    *out = asked ? atoi(asked) : CUDA_VERSION;
     DONE(0);
 }
 CALL cuDeviceGetCount(int* out) {

@@ -183,6 +183,9 @@ CALL cudaGetDeviceCount(int* out) {
     cuInit(0);
     cuDeviceGetCount(out);
     if (world().forked) DONE(cudaErrorInitializationError);
+    int driver = 0;
+    cuDriverGetVersion(&driver);
+    if (driver / 1000 < CUDART_VERSION / 1000) DONE(cudaErrorInsufficientDriver);  // a driver serves runtimes of its own major version
     DONE(*out ? 0 : cudaErrorNoDevice);
 }
 CALL cudaGetDevice(int* out) {
