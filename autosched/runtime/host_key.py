@@ -34,6 +34,22 @@ _FOR_PRODUCTS = (
     "bf16", "dot", "fp16_arith", "i8mm", "sve_bf16", "sme", "sme2",
 )  # fmt: skip
 
+# By the numbers of their designer and of the design. One that is not here is called by its numbers.
+_ARM_CORES = {
+    ("0x41", "0xd08"): "Cortex-A72",
+    ("0x41", "0xd0b"): "Cortex-A76",
+    ("0x41", "0xd0c"): "Neoverse-N1",
+    ("0x41", "0xd40"): "Neoverse-V1",
+    ("0x41", "0xd49"): "Neoverse-N2",
+    ("0x41", "0xd4f"): "Neoverse-V2",
+    ("0x41", "0xd84"): "Neoverse-V3",
+    ("0x41", "0xd85"): "Cortex-X925",
+    ("0x41", "0xd87"): "Cortex-A725",
+    ("0x41", "0xd8e"): "Neoverse-N3",
+    ("0xc0", "0xac3"): "Ampere-1",
+    ("0xc0", "0xac4"): "Ampere-1a",
+}
+
 
 @lru_cache(maxsize=1)
 def cpu_device_key() -> DeviceKey:
@@ -125,13 +141,22 @@ def usable_cores() -> int:
 
 def _processor_name() -> str:
     try:
-        for line in _CPUINFO.read_text().splitlines():
-            field, _, value = line.partition(":")
-            if field.strip() == "model name":
-                return value.strip()
+        fields = [tuple(part.strip() for part in line.partition(":")[::2]) for line in _CPUINFO.read_text().splitlines()]
     except OSError:
-        pass
-    return platform.processor() or platform.machine() or "unknown"
+        fields = []
+    named = next((value for field, value in fields if field == "model name"), "")
+    return named or _arm_cores(fields) or platform.processor() or platform.machine() or "unknown"
+
+
+def _arm_cores(fields: Sequence[tuple[str, ...]]) -> str:
+    """Names of the kinds of cores, for which Linux has two numbers each on AArch64, and no name; empty where it says nothing of the sort.
+
+    One of another kind is another processor: without this all of them would be ``aarch64``, and code for one may end on an instruction
+    that another has not.
+    """
+    numbers = [value for field, value in fields if field in ("CPU implementer", "CPU part")]
+    kinds = {(maker, part) for maker, part in zip(numbers[::2], numbers[1::2], strict=False)}
+    return " + ".join(sorted(_ARM_CORES.get((maker, part), f"implementer {maker} part {part}") for maker, part in kinds))
 
 
 def _low_precision() -> list[str]:

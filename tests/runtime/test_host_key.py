@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import platform
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -56,3 +60,43 @@ def test_flags_that_pytorch_does_not_name_are_not_looked_for() -> None:
     known = torch.cpu.get_capabilities()
     unknown = [name for name in host_key._FOR_PRODUCTS if name.startswith(("amx", "avx")) and name not in known]
     assert not unknown or known.get("architecture") not in ("x86", "x86_64")
+
+
+_ARM = """processor\t: {core}
+BogoMIPS\t: 2100.00
+Features\t: fp asimd atomics asimddp
+CPU implementer\t: {maker}
+CPU architecture: 8
+CPU variant\t: 0x1
+CPU part\t: {part}
+CPU revision\t: 1
+
+"""
+
+
+def _name_on(monkeypatch: pytest.MonkeyPatch, folder: Path, *cores: tuple[str, str]) -> str:
+    told = folder / "cpuinfo"
+    told.write_text("".join(_ARM.format(core=core, maker=maker, part=part) for core, (maker, part) in enumerate(cores)))
+    monkeypatch.setattr(host_key, "_CPUINFO", told)
+    return cpu_device_key.__wrapped__().name
+
+
+def test_processors_of_which_linux_has_no_name_are_told_apart_by_their_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert _name_on(monkeypatch, tmp_path, ("0x41", "0xd0c"), ("0x41", "0xd0c")) == "Neoverse-N1"
+    assert _name_on(monkeypatch, tmp_path, ("0x41", "0xd4f")) == "Neoverse-V2"
+    assert _name_on(monkeypatch, tmp_path, ("0x48", "0xd01")) == "implementer 0x48 part 0xd01"
+    both = _name_on(monkeypatch, tmp_path, ("0x41", "0xd87"), ("0x41", "0xd85"), ("0x41", "0xd87"))
+    assert both == "Cortex-A725 + Cortex-X925"
+
+
+def test_a_processor_of_which_linux_says_nothing_is_called_as_python_calls_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert _name_on(monkeypatch, tmp_path) == (platform.processor() or platform.machine())
+
+
+def test_a_schedule_of_one_arm_processor_is_refused_on_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    there = dataclasses.replace(cpu_device_key(), name=_name_on(monkeypatch, tmp_path, ("0x41", "0xd49")))
+    here = dataclasses.replace(there, name=_name_on(monkeypatch, tmp_path, ("0x41", "0xd4f")))
+    monkeypatch.setattr("tests.conformance.bundles.cpu_device_key", lambda: there)
+    verdict = check_bundle(two_branches_bundle(TwoBranches().eval()), here, software_key())
+    assert verdict.compatibility is Compatibility.INCOMPATIBLE
+    assert verdict.lines == ("device name: Neoverse-N2 there, Neoverse-V2 here",)
