@@ -22,12 +22,14 @@ _log = logging.getLogger(__name__)
 
 _SEED = 20_260
 _LARGEST_INDEX = 2**31
+# Deviations from the mean: one number in a million of a normal distribution is farther.
+_FARTHEST = 5.0
 # The offsets of its bags are drawn in their order, by ``runtime.bag_offsets``.
 _ORDERED = "embedding_bag"
 
 
 def hold_inputs(draft: Draft) -> None:
-    """Note in an observed draft the inputs that are to be drawn otherwise than like their example (``Draft.held``), the fewest that will do.
+    """Note in an observed draft the fewest inputs that are to be drawn otherwise than like their example (``Draft.held``).
 
     Only of a model on a CPU: on a GPU an index that does not exist costs the process its device.
     """
@@ -60,8 +62,12 @@ def _draw_whole(draft: Draft) -> None:
         if value in draft.state or not example.is_floating_point() or example.element_size() < 2 or example.numel() == 0:
             continue
         deviation, mean = torch.std_mean(example.to(torch.float64), correction=0)
+        if not math.isfinite(float(deviation)):
+            continue
         drawn = torch.randn(example.shape, generator=generator, dtype=torch.float64, device="cpu") * deviation + mean
-        if not bool(drawn.isfinite().all()) or _takes(draft, {value: drawn.to(example)}):
+        # A few numbers may be indices by chance: then those as far out as any that are drawn.
+        trials = (drawn, *(torch.full_like(drawn, float(mean + far * deviation)) for far in (-_FARTHEST, _FARTHEST)))
+        if all(_takes(draft, {value: trial.to(example)}) for trial in trials):
             continue
         if (found := _whole_range(draft, value, generator)) is not None:
             _log.info("an input of floats is drawn as whole numbers from %d to %d: the model makes indices of it", *found)

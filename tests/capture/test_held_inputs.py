@@ -10,6 +10,7 @@ from autosched.core.program import Program
 from autosched.core.variants import Lowering
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.load import load
+from tests.conformance.apply import Apply
 from tests.conformance.stateful import bundle_bytes
 
 BOXES = torch.tensor([[[1, 2, 7, 9], [0, 3, 4, 4], [5, 5, 6, 9]]])
@@ -110,6 +111,12 @@ def test_floats_that_become_indices_are_drawn_as_whole_numbers_that_every_table_
         assert set(drawn.flatten().tolist()) <= set(range(10))
         assert len(drawn.unique()) > 1
         bound.run([drawn])
+
+
+def test_a_few_floats_that_may_be_indices_by_chance_are_drawn_as_whole_numbers_too() -> None:
+    model = nn.Sequential(Apply(lambda m, x: x.long()), nn.Embedding(10, 4))
+    for last in (4.0, 6.0, 9.0):
+        assert _ranges(capture(model.eval(), (torch.tensor([0.0, last]),)).program) == [(0, int(last))]
 
 
 def test_floats_that_become_indices_within_any_table_stay_as_they_are() -> None:
