@@ -191,7 +191,7 @@ def _flops(node: Node, draft: Draft) -> int:
 
 def _drawn(number: int, draft: Draft, value: int) -> InputSpec:
     if (held := draft.held.get(value)) is not None:
-        return InputSpec(number, held, held, 0.0, 0.0)
+        return InputSpec(number, *held, 0.0, 0.0)
     return _input_spec(number, draft.examples[value], state=value in draft.state)
 
 

@@ -109,7 +109,7 @@ class Draft:
         specs, storage: shape and strides, and the owner of the memory, of each value, as last observed.
         state: input value id -> tensor of the model's that it changes, so that it is no constant.
         writes: ``(input, value)``: what the contents of an input become after the run, in order.
-        held: input value id -> the one number that all of it is when inputs are drawn at random; see ``held_inputs``.
+        held: input value id -> the whole numbers, first and last, that it is drawn from in place of the example's; see ``held_inputs``.
         target: kind of device that it is rewritten for; empty: where it lies.
     """
 
@@ -128,7 +128,7 @@ class Draft:
     storage: dict[int, int] = field(default_factory=dict)
     state: dict[int, Constant] = field(default_factory=dict)
     writes: list[tuple[int, int]] = field(default_factory=list)
-    held: dict[int, int] = field(default_factory=dict)
+    held: dict[int, tuple[int, int]] = field(default_factory=dict)
     target: str = ""
 
     def copy(self) -> Draft:

@@ -27,6 +27,7 @@ from autosched.capture.leftovers import attributes_kept
 from autosched.capture.passes.batch_norm import whole_batch_norms
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.views import loosen_views
+from autosched.capture.raw_data import DataAsDetached
 from autosched.capture.rehearsal import rehearse
 from autosched.capture.rewrite import RewriteReport, rewrite_draft
 from autosched.capture.screen import (
@@ -142,6 +143,7 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         real_containers(model),
         attributes_kept(model),
         assignments_seen(model),
+        DataAsDetached(),
     ):
         set_aside_empty_buffers(model)
         exported: ExportedProgram = torch.export.export(model, args, kwargs, strict=False)

@@ -307,7 +307,7 @@ def explain_export_failure(error: Exception) -> UnsupportedGraph:
     if kind == "DynamicOutputShapeException":
         return UnsupportedGraph(f"the model cannot be captured{where}: the shape of what {first} makes depends on the data. {_DATA}")
     if "DataDependent" in kind or "data-dependent" in str(error) or "unbacked" in str(error):
-        advice = _UNCHECKED if _checks_a_distribution(error.__traceback__) else _DATA
+        advice = _UNCHECKED if _checks_a_distribution(error.__traceback__) else _ASSERTED if code.startswith("assert") else _DATA
         return UnsupportedGraph(f"the model cannot be captured{where}: a value decides what runs next ({first}). {advice}")
     advice = _PACKED if _packed(error.__traceback__) else _advice(f"{error} {code}")
     return UnsupportedGraph(f"the model cannot be captured{where}: torch.export refuses it with {kind}: {first}. {advice}")
@@ -319,7 +319,11 @@ _PACKED = (
 )
 
 
-_UNCHECKED = "PyTorch's distributions check the values that they are given: make each with validate_args=False."
+_UNCHECKED = (
+    "PyTorch's distributions check the values that they are given: make each with validate_args=False, or all of them by "
+    "torch.distributions.Distribution.set_default_validate_args(False)."
+)
+_ASSERTED = "It is an assertion about values: leave it out of the model, or capture in a process started with python -O."
 
 
 def _checks_a_distribution(trace: TracebackType | None) -> bool:
@@ -379,7 +383,7 @@ _ADVICE = (
         "Call model.requires_grad_(False): export takes quantised weights apart, and their integers have no gradients",
     ),
     ("inference tensor", "Make the model's parameters outside torch.inference_mode"),
-    ("fake tensor in the exported program", "Compute no gradients inside the model, and use detach() in place of .data"),
+    ("fake tensor in the exported program", "Compute no gradients inside the model"),
     *((words, _WITH_SCALES_APART) for words in ("no attribute 'CB'", "Params4bit")),
     ("numpy", "Compute with PyTorch what is computed with NumPy"),
 )

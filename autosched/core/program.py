@@ -114,7 +114,8 @@ class InputSpec:
     """How to make a random input like the example: integers stay within ``[low, high]`` of the example.
 
     ``value`` indexes the value table. ``low`` and ``high`` are 0 and 0 for floating point, which is drawn
-    from a normal distribution with the example's ``mean`` and ``std``.
+    from a normal distribution with the example's ``mean`` and ``std``; otherwise it is drawn as whole numbers within ``[low, high]``,
+    for the model makes indices of it.
     """
 
     value: int

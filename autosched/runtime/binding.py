@@ -309,7 +309,7 @@ class Binder:
         if all(_is_telling(program, item) for item in program.inputs):
             return worst
         # Again with inputs that the file has no say in: its own may hide what it computes (all zeros, say).
-        plain = dataclasses.replace(program, inputs=tuple(dataclasses.replace(item, mean=0.0, std=1.0) for item in program.inputs))
+        plain = dataclasses.replace(program, inputs=tuple(_plain(program, item) for item in program.inputs))
         try:
             others, answer = telling_inputs(plain, seed + 1, bound.device, lambda tensors: models_answer(program, model, tensors))
         except Exception as error:
@@ -368,9 +368,21 @@ def _same(now: tuple[torch.Tensor, int] | None, before: tuple[torch.Tensor, int]
 
 def _is_telling(program: Program, item: InputSpec) -> bool:
     """Whether random inputs as the file describes them are about those it has no say in; integers are the same either way."""
-    # By dtype, not by the range: the range is the file's word too.
-    floating = program.graph.values[item.value].spec.dtype.startswith(("float", "bfloat", "complex"))
-    return not floating or (0.25 <= item.std <= 4.0 and abs(item.mean) <= 2.0 * item.std)
+    if not _is_floating(program, item):
+        return True
+    return (item.low, item.high) == (0, 0) and 0.25 <= item.std <= 4.0 and abs(item.mean) <= 2.0 * item.std
+
+
+def _plain(program: Program, item: InputSpec) -> InputSpec:
+    """As it is drawn where the file has no say."""
+    bounds = {"low": 0, "high": 0} if _is_floating(program, item) else {}
+    return dataclasses.replace(item, mean=0.0, std=1.0, **bounds)
+
+
+def _is_floating(program: Program, item: InputSpec) -> bool:
+    """By dtype, not by the range: the range is the file's word too. What has four bits is drawn from all that there are."""
+    dtype = program.graph.values[item.value].spec.dtype
+    return dtype.startswith(("float", "bfloat", "complex")) and not dtype.startswith("float4")
 
 
 def _require_threads(bundle: Bundle, label: str) -> None:

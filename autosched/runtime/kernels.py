@@ -203,6 +203,8 @@ def random_inputs(program: Program, seed: int, device: torch.device | str = "cpu
             tensor = torch.randint(0, 256, spec.shape, generator=generator, dtype=torch.uint8, device="cpu").view(dtype)
         elif dtype is torch.bool:
             tensor = torch.randint(item.low, item.high + 1, spec.shape, generator=generator, device="cpu").to(torch.bool)
+        elif dtype.is_floating_point and (item.low, item.high) != (0, 0):
+            tensor = torch.randint(item.low, item.high + 1, spec.shape, generator=generator, device="cpu").to(dtype)
         elif not dtype.is_floating_point and not dtype.is_complex:
             tensor = torch.randint(item.low, item.high + 1, spec.shape, generator=generator, device="cpu").to(dtype)
             if item.value in offsets:

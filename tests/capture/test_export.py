@@ -313,3 +313,29 @@ def test_a_packed_convolution_whose_weight_has_the_shape_of_its_output_is_counte
     assert "mkldnn::_convolution_pointwise" in {call.target.partition(".")[0] for item in operators for call in item.calls}
     # An addition that is not fused counts, too.
     assert sum(operator.flops for operator in operators) == 2 * 16 * 4 + (16 if residual and not adds_to_one_pixel() else 0)
+
+
+class RawData(nn.Module):
+    """Reads and writes by way of ``tensor.data``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls.data.add_(1)
+        return x @ self.layer.weight.data + self.calls, (x * 2).data
+
+
+def test_what_is_read_and_written_as_data_is_captured():
+    model = RawData().eval()
+    x = torch.randn(2, 4)
+    captured = capture(model, (x,), rewrite=False)
+    made = bind(captured.program, captured.constants).run([x, torch.full((1,), 5.0)])
+    assert torch.allclose(made[0], x @ model.layer.weight + 6)
+    assert torch.equal(made[1], x * 2)
+    assert len(captured.program.writes) == 1
+    assert model.calls.item() == 0
+    # The lines are the model's own.
+    assert all(Path(item.source.rpartition(":")[0]).name == Path(__file__).name for item in captured.program.graph.operators)

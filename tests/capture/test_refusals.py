@@ -223,9 +223,20 @@ class Policy(nn.Module):
 
 def test_a_distribution_that_checks_its_arguments_is_refused_and_the_switch_named():
     x = torch.randn(3)
-    with pytest.raises(UnsupportedGraph, match=r"test_refusals.py.*validate_args=False"):
+    with pytest.raises(UnsupportedGraph, match=r"test_refusals.py.*validate_args=False.*set_default_validate_args\(False\)"):
         capture(Policy(), (x, True))
     assert capture(Policy(), (x, False)).program.graph.operators
+
+
+class Ascending(nn.Module):
+    def forward(self, x):
+        assert (x[1:] > x[:-1]).all(), "expected ascending numbers"
+        return x * 2
+
+
+def test_an_assertion_about_values_is_refused_and_how_to_do_without_is_named():
+    with pytest.raises(UnsupportedGraph, match=r"\(assert \(x.*It is an assertion about values: .*python -O"):
+        capture(Ascending(), (torch.arange(3.0),))
 
 
 class LeastSquares(nn.Module):
