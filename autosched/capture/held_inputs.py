@@ -75,11 +75,13 @@ def _draw_whole(draft: Draft) -> None:
 
 
 def _makes_integers(draft: Draft, node: Node) -> bool:
-    """Whether floats become integers there, which may be indices."""
+    """Whether floats become integers there, which may be indices; those of topk and its like are, whatever the floats."""
     read = (draft.specs.get(value) for value in node.reads())
     made = (draft.specs.get(value) for value in node.outputs)
-    return any(spec is not None and spec.dtype.startswith("int") for spec in made) and any(
-        spec is not None and spec.dtype.startswith(("float", "bfloat")) for spec in read
+    return (
+        node.kind == "aten::_to_copy"
+        and any(spec is not None and spec.dtype.startswith("int") for spec in made)
+        and any(spec is not None and spec.dtype.startswith(("float", "bfloat")) for spec in read)
     )
 
 
