@@ -105,7 +105,7 @@ def _watch_stages(loading: Any, spent: dict[str, float]) -> None:
     timed(loading, "check_bundle", "verdict")
     timed(binding, "ModelWatch", "watch")
     timed(binding, "gather_constants", "constants")
-    timed(binding.WidePrograms, "for_plan", "pack")
+    timed(binding, "bind_for", "pack")
     timed(binding, "make_plan", "plan")
     timed(binding.Binder, "_verify", "verify")
 

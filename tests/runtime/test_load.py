@@ -287,7 +287,7 @@ def test_a_model_on_two_devices_that_cannot_be_bound_is_told_so(monkeypatch: pyt
         raise RuntimeError("Expected all tensors to be on the same device")
 
     monkeypatch.setattr(Binder, "prepare", refused)
-    with pytest.raises(IncompatibleArtifact, match="Tune again here"):
+    with pytest.raises(IncompatibleArtifact, match="or tune again here"):
         load(data, model, strict=True)
     model.register_buffer("elsewhere", torch.zeros(1, device="meta"))
     with pytest.raises(IncompatibleArtifact, match="weights are on cpu and meta; a schedule runs on one device\nMove the"):

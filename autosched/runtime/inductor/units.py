@@ -158,6 +158,8 @@ class _Maker:
                     unit.lines.append(f"{owner} = {ast.unparse(self._module.allocations[owner])}")
                     unit.makes[owner] = owner
             elif access.written:
+                if owner in self._module.arguments and owner not in self._overwritten:
+                    raise Unrecognised(f"line {launch.line}: {owner} is overwritten, and the graph does no such thing")
                 unit.changes[self._name(base)] = None
                 unit.reads.pop(self._name(base), None)
             elif self._name(base) not in unit.changes:

@@ -326,7 +326,7 @@ def test_what_is_no_generated_module_is_refused(source: str) -> None:
         (("extern_kernels.mm(buf0, arg1_1, out=buf1)", "brand_new_runtime.mm(buf0, arg1_1, out=buf1)"), "not understood"),
         (("torch.ops.aten.topk.default", "torch.ops.aten.no_such_operator.default"), "not understood"),
         (("_DeviceGuard(0)", "_DeviceGuard(1)"), "devices"),
-        (("triton_poi_fused_relu_0.run(arg0_1, buf0", "triton_poi_fused_relu_0.run(buf0, arg0_1"), "read before"),
+        (("triton_poi_fused_relu_0.run(arg0_1, buf0", "triton_poi_fused_relu_0.run(buf0, arg0_1"), "arg0_1 is overwritten"),
         (("args.clear()", "args.clear(); s0 = 4; buf99 = empty_strided_cuda((s0, ), (1, ), torch.float32)"), "not understood"),
         (("return (buf8, buf9,", "return (buf8,"), "returns 5"),
     ],
