@@ -135,7 +135,11 @@ def test_what_triton_compiles_its_launchers_with_is_looked_for(
     if headers:
         (tmp_path / "Python.h").touch()
     monkeypatch.setattr("shutil.which", lambda name: name if name in there else None)
-    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    # As on Debian, where the folder of the default scheme may be empty.
+    monkeypatch.setattr("sysconfig.get_default_scheme", lambda: "posix_local")
+    monkeypatch.setattr(
+        "sysconfig.get_paths", lambda scheme: {"include": str(tmp_path if scheme == "posix_prefix" else tmp_path / "local")}
+    )
     with gpus_called("Test GPU"):
         triton = next(item for item in doctor.examine() if item.what == "triton")
     assert triton.state is (doctor.State.MISSING if lacking else doctor.State.OK)
