@@ -244,9 +244,11 @@ class Draft:
             body: list[Node] = []
             for node in order:
                 read = node.reads()
-                for item in (node,) if id(node) in ahead else (*before(node), node):
-                    self._run(item, tensors, around)
-                    if id(item) not in ahead:
+                if id(node) in ahead:
+                    self._run(node, tensors, around)
+                else:
+                    for item in (*before(node), node):
+                        self._run(item, tensors, around)
                         body.append(item)
                 _drop(tensors, [value for value in read if last[value] is node and value not in kept])
             self.nodes = body

@@ -15,7 +15,7 @@ DEVICES.add("cpu", "autosched.device.cpu:CpuDevice")
 DEVICES.add("cuda", "autosched.device.cuda.device:CudaDevice")
 
 AUTO = "auto"
-_MOST = 64  # of one kind: a plugin need not say where they end
+_MOST = 64  # of one kind, where the one that would say how many there are cannot be used
 # As PyTorch writes it: no sign, no leading zero.
 _NUMBERED = re.compile(r"([^:]+):(0|[1-9][0-9]{0,3})")
 
@@ -58,15 +58,17 @@ def device_like(key: DeviceKey, name: str = AUTO) -> Device:
     except DeviceMissing:
         raise
     except DeviceError:  # this one cannot be used; another may
-        if (other := _numbered_like(key)) is None:
+        if (other := _numbered_like(key, _MOST)) is None:
             raise
         return other
-    return first if first.key == key else _numbered_like(key) or first
+    if first.key == key:
+        return first
+    return _numbered_like(key, first.count if isinstance(first, OneOfSeveral) else 0) or first
 
 
-def _numbered_like(key: DeviceKey) -> Device | None:
-    """Of several devices, the first one whose key is ``key`` and that can be used."""
-    for index in range(_MOST):
+def _numbered_like(key: DeviceKey, most: int) -> Device | None:
+    """Of ``most`` devices of a kind at the most, the first one whose key is ``key`` and that can be used."""
+    for index in range(most):
         try:
             device = device_named(f"{key.kind}:{index}")
         except (UsageError, DeviceMissing):  # there are no more, or there is but one of this kind

@@ -88,7 +88,7 @@ def gpu_count() -> int:
 def _in_words(library: Any, code: int) -> str:
     """An error of the driver, with what it says of it: 'nvidia-smi' knows nothing of a fabric manager that does not run, for example."""
     words = ctypes.c_char_p()
-    told = library.cuGetErrorString(code, ctypes.byref(words)) == 0 and words.value
+    told = library.cuGetErrorString(code, ctypes.byref(words)) == 0
     return f"error {code}: {words.value.decode(errors='replace')}" if told and words.value else f"error {code}"
 
 
