@@ -169,11 +169,11 @@ class Binder:
             if manners.called.differs(self.model, inputs, partial(models_answer, program, self.model, inputs)):
                 raise IncompatibleArtifact(self._label, ["the model calls other operators than before, or gives them other numbers"])
         intermediates = getattr(runner(), "peak_bytes", 0) or peak_live_bytes(program.graph, plan, homes_of(served.in_place))
-        workspace = intermediates + unshared_bytes(bound.constants, constants.values())
+        packed = unshared_bytes(bound.constants, constants.values())
         if manners.seen is None:
-            return Bound(runner(), watch, workspace, error)
+            return Bound(runner(), watch, intermediates, packed, error)
         writes = WriteBacks(program, self.model, list(constants.values()), manners.seen, served.in_place)
-        return Bound(runner(), watch, workspace, error, writes, self._overwriting(served, plan, runner()))
+        return Bound(runner(), watch, intermediates, packed, error, writes, self._overwriting(served, plan, runner()))
 
     def _in_place(self, bound: BoundProgram, plan: Plan, asked: Asked | None) -> BoundProgram:
         """The program that is served: with those of its write-backs done in place that may be, by the plan and by what the model does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -17,6 +17,7 @@ from autosched.core.errors import AutoschedError, InputMismatch, UsageError
 from autosched.core.forks import RenewedLock
 from autosched.core.standing_aside import all_aside, asking, hooks_around, schedule_within
 from autosched.runtime.foreign_modes import foreign_mode
+from autosched.runtime.prepared import Prepared
 from autosched.runtime.shape_table import ShapeTable
 from autosched.runtime.slot import Refused, Slot
 from autosched.runtime.write_back import TENSOR_TYPES, normal
@@ -47,7 +48,7 @@ class ShapeReport:
         ready: whether its schedule is bound, verified and in memory now.
         refused: why its schedule is not used, if it is not.
         calls: calls that ran its schedule.
-        workspace_bytes: memory its schedule takes while ready, beside the model's weights.
+        workspace_bytes: memory its schedule takes while ready, beside the model's weights; some of it other shapes may take as well.
         max_abs_error: largest difference from the model when it was compared last.
         copied_back_bytes: what each call copies into memory that the model changes in place; 0 where the schedule changes it there.
     """
@@ -79,6 +80,7 @@ class LoadReport:
         padding: whether calls of other shapes are padded: ``on``, ``off``, or why not.
         evictions: how often a ready schedule made room for another.
         notes: what was not checked, and what would make it so.
+        shared_bytes: of the shapes' ``workspace_bytes``, what is in memory once and counted by several: weights that were packed alike.
     """
 
     scheduled: bool
@@ -95,6 +97,7 @@ class LoadReport:
     padding: str = "off"
     evictions: int = 0
     notes: tuple[str, ...] = ()
+    shared_bytes: int = 0
 
     @property
     def ready(self) -> int:
@@ -104,7 +107,7 @@ class LoadReport:
     @property
     def workspace_bytes(self) -> int:
         """Memory that the schedules in memory take now, beside the model's weights."""
-        return sum(shape.workspace_bytes for shape in self.shapes if shape.ready)
+        return sum(shape.workspace_bytes for shape in self.shapes if shape.ready) - self.shared_bytes
 
 
 class _Running(threading.local):
@@ -239,7 +242,9 @@ class LoadedModel:
         table, base = self._table, self._report
         if table is None:
             return dataclasses.replace(base, stepped_aside=tuple(self._aside.items()))
-        shapes = tuple(_shape_report(slot) for slot in table.slots)
+        # Another thread may evict one between two looks.
+        prepared = [slot.prepared for slot in table.slots]
+        shapes = tuple(map(_shape_report, table.slots, prepared))
         left = [slot for slot in table.slots if not slot.refused]
         return dataclasses.replace(
             base,
@@ -251,6 +256,7 @@ class LoadedModel:
             shapes=shapes,
             padding="off" if table.padding is None else table.padding.refused or "on",
             evictions=table.evictions,
+            shared_bytes=_shared_bytes([each.packed_bytes for each in prepared if each is not None]),
         )
 
     def refresh(self) -> None:
@@ -340,11 +346,14 @@ class LoadedModel:
             warn_caller(f"autosched runs {type(self.model).__name__} without a schedule: {reason}", FallbackWarning)
 
 
-def _shape_report(slot: Slot) -> ShapeReport:
-    # Another thread may evict it between two looks.
-    prepared = slot.prepared
+def _shape_report(slot: Slot, prepared: Prepared | None) -> ShapeReport:
     workspace, copied = (prepared.workspace_bytes, prepared.copied_back_bytes) if prepared else (0, 0)
     return ShapeReport(slot.label, prepared is not None, slot.refused, slot.calls, workspace, slot.max_abs_error, copied)
+
+
+def _shared_bytes(packed: Sequence[Mapping[Hashable, int]]) -> int:
+    once = {memory: size for each in packed for memory, size in each.items()}
+    return sum(size for each in packed for size in each.values()) - sum(once.values())
 
 
 def _error_of(refused: Refused) -> AutoschedError:

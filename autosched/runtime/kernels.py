@@ -13,8 +13,8 @@ import torch
 
 from autosched.core.computed_once import computed_once
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
-from autosched.core.extents import overlaps_itself
-from autosched.core.graph import Operator, ValueRole
+from autosched.core.extents import overlaps_itself, storage_of
+from autosched.core.graph import Operator, OpGraph, ValueRole
 from autosched.core.in_place import Chain
 from autosched.core.parts import named_tensors
 from autosched.core.program import Call, ConstantSource, Program
@@ -23,6 +23,7 @@ from autosched.core.variants import WHOLE
 from autosched.runtime.bag_offsets import as_offsets, bag_offsets
 from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.instructions import Release, carrying_all
+from autosched.runtime.one_copy import one_copy
 from autosched.runtime.plan import make_plan
 from autosched.runtime.written import require_harmless
 
@@ -146,10 +147,14 @@ def bind(
     needed = {value for operator in graph.operators for value in (*operator.reads, *operator.mutates)} | set(graph.outputs)
     prologue = _each_to_its_end(program.prologue, needed)
     last = {value: place for place, call in enumerate(prologue) for value in (*call.outputs, *call.reads())}
+    staying = needed - answers(graph)
+    given = {storage_of(tensor) for tensor in constants.values()}
     with torch.inference_mode():
         for place, call in enumerate(prologue):
             before_each(call)
             compile_call(call, home)(slots)
+            for made in staying.intersection(call.outputs):
+                slots[made] = one_copy(slots[made], given)
             for touched in (*call.outputs, *call.reads()):
                 if touched >= 0 and last[touched] == place and touched not in needed:
                     slots[touched] = None
@@ -158,6 +163,12 @@ def bind(
             slots[value.index] = None
     kernels = tuple(compile_operator(operator, program, home) for operator in graph.operators)
     return BoundProgram(program, home, kernels, slots)
+
+
+def answers(graph: OpGraph) -> frozenset[int]:
+    """Values in the memory of what a run answers with, which is the caller's to change."""
+    homes = {graph.values[value].storage for value in graph.outputs}
+    return frozenset(value.index for value in graph.values if value.storage in homes)
 
 
 def gather_constants(program: Program, model: torch.nn.Module, literals: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,7 +70,8 @@ class Bound:
     Args:
         runner: runs it on tensors in the order of ``program.graph.inputs``; called by one thread at a time.
         watch: notices changes of the model.
-        workspace_bytes: memory it takes beside the model's weights: most intermediates alive at once, and weights packed or folded.
+        intermediate_bytes: most intermediates alive at once.
+        packed_bytes: of weights packed or folded, by their memory: other schedules may use the same.
         max_abs_error: largest difference from the model, if they were compared.
         writes: what it reads of the model's state and writes back, if there is anything.
         overwriting: if the runner itself changes such memory.
@@ -78,7 +79,8 @@ class Bound:
 
     runner: Runner
     watch: ModelWatch
-    workspace_bytes: int
+    intermediate_bytes: int
+    packed_bytes: Mapping[Hashable, int]
     max_abs_error: float | None
     writes: WriteBacks | None = None
     overwriting: Overwriting | None = None
@@ -188,6 +190,11 @@ class Prepared:
         return ""
 
     @property
+    def workspace_bytes(self) -> int:
+        """Memory it takes beside the model's weights, if no other schedule takes part of that."""
+        return self.intermediate_bytes + sum(self.packed_bytes.values())
+
+    @property
     def copied_back_bytes(self) -> int:
         """Bytes that each run copies into memory that the model changes in place."""
         return self.writes.copied_bytes if self.writes is not None else 0
@@ -237,7 +244,8 @@ class Prepared:
             raise NoLongerFits(f"the model was changed and its schedule no longer fits: {error}") from error
 
     def _take(self, bound: Bound) -> None:
-        self.runner, self.watch, self.workspace_bytes, self.writes = bound.runner, bound.watch, bound.workspace_bytes, bound.writes
+        self.runner, self.watch, self.writes = bound.runner, bound.watch, bound.writes
+        self.intermediate_bytes, self.packed_bytes = bound.intermediate_bytes, bound.packed_bytes
         self.overwriting = bound.overwriting
         self._careful = None
         self.seen = object()

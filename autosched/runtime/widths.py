@@ -1,6 +1,6 @@
 """Packed weights, one packing for each width an operator runs at.
 
-oneDNN chooses the layout of a packed weight for the number of threads at the time of packing. Run with another number, the
+oneDNN may choose the layout of a packed weight for the number of threads at the time of packing. Run with another number, the
 operator packs again at every call: GoogLeNet takes two to five times as long. Inductor's C++ templates do the same in plain tensors, and
 with another number compute nonsense. So the prologue is evaluated once for each width, and a plan gets, for each operator, the packing of
 the width it runs that operator at.
@@ -30,7 +30,7 @@ def _unchanged(bound: BoundProgram) -> BoundProgram:
 
 
 class WidePrograms:
-    """One program, bound for every width that is asked for. Constants that are the same at every width are shared, packed ones are not.
+    """One program, bound for every width that is asked for. Constants that are the same at every width are shared.
 
     Args:
         program, constants: as for ``kernels.bind``; the constants are kept, because another width may be asked for later.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Hashable, Iterable
 
 import torch
 
@@ -34,12 +34,11 @@ def peak_live_bytes(graph: OpGraph, plan: Plan, elsewhere: Container[int] = ()) 
     return peak
 
 
-def unshared_bytes(held: Iterable[object], given: Iterable[torch.Tensor]) -> int:
-    """Bytes of the tensors in ``held`` whose memory is not that of a tensor in ``given``: weights packed or folded ahead of time."""
+def unshared_bytes(held: Iterable[object], given: Iterable[torch.Tensor]) -> dict[Hashable, int]:
+    """Bytes of each tensor in ``held`` whose memory is not that of a tensor in ``given``, by that memory: weights packed or folded ahead."""
     known = {storage_of(tensor) for tensor in given}
-    total = 0
+    found: dict[Hashable, int] = {}
     for tensor in held:
         if isinstance(tensor, torch.Tensor) and (home := storage_of(tensor)) not in known:
-            known.add(home)
-            total += tensor.numel() * tensor.element_size()
-    return total
+            found.setdefault(home, tensor.numel() * tensor.element_size())
+    return found

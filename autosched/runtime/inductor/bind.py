@@ -23,6 +23,7 @@ import msgspec
 import torch
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, InvalidGraph
+from autosched.core.extents import storage_of
 from autosched.core.from_outside import let_through
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature
 from autosched.core.in_place import Chain, Manner, chains_of, copy_target, is_copy
@@ -40,7 +41,8 @@ from autosched.runtime.inductor.source import Kernel as LaunchedKernel
 from autosched.runtime.inductor.source import Module, Unrecognised, read_module
 from autosched.runtime.inductor.units import Overwritten, Unit, function_text, make_units
 from autosched.runtime.instructions import carrying
-from autosched.runtime.kernels import BoundProgram, bind, random_inputs
+from autosched.runtime.kernels import BoundProgram, answers, bind, random_inputs
+from autosched.runtime.one_copy import one_copy
 
 _log = logging.getLogger(__name__)
 
@@ -193,8 +195,9 @@ def bound_of(recording: Recording, source: Program, constants: Mapping[int, torc
     slots: Slots = [None] * len(program.graph.values)
     for theirs, ours in zip(source.bindings, program.bindings, strict=True):
         slots[ours.value] = constants[theirs.value]
+    given, answered = {storage_of(tensor) for tensor in constants.values()}, answers(program.graph)
     for value, tensor in recording.prepared.items():
-        slots[value] = tensor
+        slots[value] = tensor if value in answered else one_copy(tensor, given)
     needed = {value for operator in program.graph.operators for value in (*operator.reads, *operator.mutates)} | set(program.graph.outputs)
     slots = [item if value in needed else None for value, item in enumerate(slots)]
     return BoundProgram(program, device, recording.kernels, slots)
@@ -377,7 +380,8 @@ def _function(unit: Unit, place: Mapping[str, int], namespace: Mapping[str, Any]
     """The unit as a callable, with its instructions where its code is understood."""
     # The text is Inductor's own, from the module that this process has just generated and run.
     text = function_text(unit, place)
-    scope = dict(namespace)
+    # Constants are read from the slots; here they would be held for good.
+    scope = {name: item for name, item in namespace.items() if not isinstance(item, torch.Tensor)}
     exec(compile(text, f"<inductor {unit.name}>", "exec"), scope)
     made: Kernel = scope["unit"]
     try:
