@@ -35,7 +35,7 @@ def peak_live_bytes(graph: OpGraph, plan: Plan, elsewhere: Container[int] = ()) 
 
 
 def unshared_bytes(held: Iterable[object], given: Iterable[torch.Tensor]) -> dict[Hashable, int]:
-    """Bytes of each tensor in ``held`` whose memory is not that of a tensor in ``given``, by that memory: weights packed or folded ahead."""
+    """Bytes of each tensor in ``held`` whose memory is not that of a tensor in ``given``, by that memory: weights packed or folded."""
     known = {storage_of(tensor) for tensor in given}
     found: dict[Hashable, int] = {}
     for tensor in held:
