@@ -6,6 +6,7 @@ import contextlib
 import functools
 import locale
 import operator
+import re
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,9 @@ import torch
 from autosched.core.from_outside import let_through
 from autosched.core.program import Argument, Call, Many, Ref
 from autosched.runtime.calls import literal, resolve
+
+_COMPILE_ERROR = "C++ compile error"
+_ERROR_OF_A_COMPILER = re.compile(r"(?:fatal )?error: .+")
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,14 @@ def _argument(item: Argument, nodes: Mapping[int, torch.fx.Node], device: torch.
 
 
 def first_line(error: BaseException) -> str:
-    """An error in one line: its class, and what it says first."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+    """An error in one line: its class, and what it says first; of a compiler that failed, the compiler's own first error as well."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+    if not said.endswith(_COMPILE_ERROR):
+        return said
+    # Then come the command and all that the compiler printed: of a full disk, a missing header, its own end by a signal.
+    found = next((match for match in map(_ERROR_OF_A_COMPILER.search, lines[1:]) if match), None)
+    return f"{said}: {found.group()[:300]}" if found else said
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from autosched.runtime.inductor.common import modules_into, unusable
+from autosched.runtime.inductor.common import first_line, modules_into, unusable
 from autosched.runtime.regions.compile import missing_compiler
 
 _GRAPH = "def call(args):\n    return args\n"
@@ -85,3 +85,24 @@ def test_where_there_is_no_folder_for_temporary_files_that_is_what_is_missing(mo
             assert "temporary files" in unusable()
     finally:
         unusable.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("kernel.cpp:1:10: fatal error: Python.h: No such file\ncompilation terminated.", ": fatal error: Python.h: No such file"),
+        ("kernel.cpp: In function 'f':\nkernel.cpp:3:1: error: no 'x' here\nkernel.cpp:4:1: error: more", ": error: no 'x' here"),
+        ("g++: fatal error: Killed signal terminated program cc1plus", ": fatal error: Killed signal terminated program cc1plus"),
+        ("", ""),
+    ],
+)
+def test_of_a_compiler_that_failed_its_own_error_is_said(output: str, said: str) -> None:
+    from torch._inductor.exc import CppCompileError, InductorError
+
+    inner = CppCompileError(["g++", "kernel.cpp", "-Werror=no"], output)
+    assert first_line(inner) == f"CppCompileError: C++ compile error{said}"
+    assert first_line(InductorError(inner, None)) == f"InductorError: CppCompileError: C++ compile error{said}"
+
+
+def test_of_other_errors_the_first_line_is_said() -> None:
+    assert first_line(ValueError("\n  one \nerror: two")) == "ValueError: one"
