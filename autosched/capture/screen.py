@@ -299,6 +299,9 @@ def explain_export_failure(error: Exception) -> UnsupportedGraph:
     first = (described[0] if described else type(error).__name__).rstrip(".")
     where = f" at {place} ({code})" if place else ""
     kind = type(error).__name__
+    if kind == "PendingUnbackedSymbolNotFound":
+        # Its further lines ask about a fake implementation: PyTorch's own have no such fault, and it is a shape that is not known.
+        return UnsupportedGraph(f"the model cannot be captured{where}: a shape depends on the data ({first}). {_DATA}")
     if kind == "UnsupportedOperatorException" or "fake impl" in str(error):
         return UnsupportedGraph(
             f"the model cannot be captured{where}: an operator has no fake implementation ({first}). Expected one that makes outputs of "

@@ -249,6 +249,17 @@ def test_an_operator_whose_shape_export_cannot_know_is_refused_for_that():
         capture(LeastSquares().eval(), (torch.randn(3, 3),))
 
 
+class Combinations(nn.Module):
+    def forward(self, x):
+        return torch.combinations(x)
+
+
+def test_a_shape_that_an_operator_of_pytorchs_leaves_open_is_refused_for_that():
+    with pytest.raises(UnsupportedGraph, match=r"torch.combinations\(x\)\): a shape depends on the data .*pad to a fixed size") as caught:
+        capture(Combinations().eval(), (torch.randn(4),))
+    assert "register_fake" not in str(caught.value)
+
+
 def test_a_sparse_input_is_refused():
     with pytest.raises(UnsupportedGraph, match=r"sparse_coo.*to_dense"):
         capture(nn.Linear(4, 4), (torch.eye(4).to_sparse(),))
