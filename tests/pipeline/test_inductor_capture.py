@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from autosched.capture.export import Captured, capture
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
+from autosched.core.program import Ref
 from autosched.core.program_json import decode_program, encode_program
 from autosched.core.records import Engine
 from autosched.core.variants import Lowering
@@ -404,6 +405,33 @@ def test_a_tensor_of_the_callers_is_returned_only_where_the_model_returns_it() -
         assert window.data_ptr() == x[1:].data_ptr()
         x.zero_()
     assert torch.equal(own, before)
+
+
+class _Passing(nn.Module):
+    """Returns what it is given beside a convolution, for whose layout Inductor copies what it returns of its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 2, 3)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.conv(x), x, mask
+
+
+def test_what_is_returned_as_it_was_given_is_not_copied() -> None:
+    model, x, mask = _Passing().eval(), torch.randn(1, 4, 8, 8), torch.ones(3)
+    found = capture_inductor(model, (x, mask))
+    assert not isinstance(found, Refused), found.reason
+    graph = found.program.graph
+    assert [leaf.value in graph.inputs for leaf in found.program.output_leaves if isinstance(leaf, Ref)] == [False, True, True]
+    made = sum(graph.values[value].spec.elements for operator in graph.operators for value in operator.writes)
+    with torch.no_grad():
+        wanted = model(x, mask)
+        # The packed input, the bias, and the result in both layouts.
+        assert made < 2 * x.numel() + 2 * wanted[0].numel()
+        got = load(_bundle(found, 2), model, strict=True)(x, mask)
+    assert [item.data_ptr() for item in got[1:]] == [x.data_ptr(), mask.data_ptr()]
+    torch.testing.assert_close(got[0], wanted[0], rtol=1e-4, atol=1e-4)
 
 
 def test_capture_leaves_it_to_those_who_may_compile() -> None:

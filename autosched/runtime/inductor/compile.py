@@ -158,9 +158,10 @@ def _plain(tensor: torch.Tensor) -> bool:
 def returned_of(program: Program, overwriting: Sequence[WriteBack]) -> tuple[int, ...]:
     """The outputs of the graph that the compiled code returns, when it does the writes of ``overwriting`` itself.
 
-    Not the model's own tensors: Inductor would take those as arguments, however it is given them.
+    Not the model's own tensors: Inductor would take those as arguments, however it is given them. Nor the caller's: beside convolutions it
+    would return copies of them.
     """
-    elsewhere = {item.value for item in overwriting} | {binding.value for binding in program.bindings}
+    elsewhere = {*(item.value for item in overwriting), *(binding.value for binding in program.bindings), *program.graph.inputs}
     return tuple(value for value in program.graph.outputs if value not in elsewhere)
 
 

@@ -35,7 +35,7 @@ from autosched.runtime.regions.store import WHOLE, RegionStore
 
 _log = logging.getLogger(__name__)
 
-_SCHEMA = 2
+_SCHEMA = 3
 
 
 @dataclass
