@@ -46,7 +46,7 @@ from autosched.core.from_outside import let_through
 from autosched.core.graph import TensorSpec
 from autosched.core.namedtuples import register_namedtuples
 from autosched.core.program import Program, Ref
-from autosched.core.specs import spec_of
+from autosched.core.specs import only_adds_to_tensors, spec_of
 from autosched.core.standing_aside import as_they_came
 from autosched.core.variants import WHOLE, Lowering
 
@@ -237,8 +237,8 @@ def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[An
     expanded, and of one with a size that is marked as open (``mark_dynamic``) export would leave it open.
 
     Raises:
-        UnsupportedGraph: if one is sparse, nested, or without values; or a number or text that is more than that (a member of an
-            enumeration, a number of NumPy's): written down it is another, and no call would be like it.
+        UnsupportedGraph: if one is sparse, nested, without values, or of a class of its own; or a number or text that is more than that (a
+            member of an enumeration, a number of NumPy's): written down it is another, and no call would be like it.
     """
     leaves, spec = tree_flatten(call)
     seen: set[int] = set()
@@ -260,6 +260,11 @@ def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[An
             raise UnsupportedGraph(
                 f"an example input of shape {list(leaf.shape)} is {leaf.layout}; expected strided tensors. Give it as to_dense(), or make "
                 "it sparse inside the model."
+            )
+        if only_adds_to_tensors(leaf):
+            raise UnsupportedGraph(
+                f"an example input is a {type(leaf).__name__}; expected a plain tensor, for calls with others run the model as it came. "
+                "Give x.as_subclass(torch.Tensor), here and in calls."
             )
         if id(leaf) in seen:
             leaves[place] = leaf.detach().clone()

@@ -6,8 +6,20 @@ import torch
 
 from autosched.core.graph import TensorSpec
 
+TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
     """Shape, dtype and strides (none for opaque layouts)."""
     strides = tuple(tensor.stride()) if tensor.layout is torch.strided else ()
     return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), strides)
+
+
+def only_adds_to_tensors(tensor: torch.Tensor) -> bool:
+    """Whether its class is another, of a library's own (an image that knows what it is), around the memory of a plain tensor.
+
+    What a model computes from one may be of that class, too, so no schedule takes it. Those that PyTorch hands its operators to
+    (fake and quantised tensors) have no such memory.
+    """
+    kind = type(tensor)
+    return kind not in TENSOR_TYPES and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__

@@ -15,12 +15,13 @@ import torch
 from autosched.core.callers import warn_caller
 from autosched.core.errors import AutoschedError, InputMismatch, UsageError
 from autosched.core.forks import RenewedLock
+from autosched.core.specs import TENSOR_TYPES, only_adds_to_tensors
 from autosched.core.standing_aside import all_aside, asking, hooks_around, schedule_within
 from autosched.runtime.foreign_modes import foreign_mode
 from autosched.runtime.prepared import Prepared
 from autosched.runtime.shape_table import ShapeTable
 from autosched.runtime.slot import Refused, Slot
-from autosched.runtime.write_back import TENSOR_TYPES, normal
+from autosched.runtime.write_back import normal
 
 # A server that sees every shape there is must not keep a list of them all.
 _MAX_REASONS = 1000
@@ -377,7 +378,8 @@ def _fit(slot: Slot, tensors: list[torch.Tensor], device: torch.device, model: t
     for position, (tensor, strides) in enumerate(zip(tensors, slot.strides, strict=True)):
         kind = type(tensor)
         if kind not in TENSOR_TYPES:
-            raise InputMismatch(f"input {position} is a {kind.__name__}; the schedule was made for plain tensors.")
+            advice = " Give x.as_subclass(torch.Tensor)." if only_adds_to_tensors(tensor) else ""
+            raise InputMismatch(f"input {position} is a {kind.__name__}; the schedule was made for plain tensors.{advice}")
         if gradients and tensor.requires_grad:
             raise InputMismatch(f"input {position} requires gradients, and a schedule computes none. Call under torch.no_grad().")
         if tensor.device != device:

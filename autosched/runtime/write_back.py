@@ -17,9 +17,9 @@ from autosched.core.errors import HalfWritten, IncompatibleArtifact
 from autosched.core.extents import Extents, extent_of, overlap, reach_of
 from autosched.core.in_place import Chain
 from autosched.core.program import Program, Ref
+from autosched.core.specs import TENSOR_TYPES
 from autosched.runtime.state import Asked, Share, holders_of, turn_of
 
-TENSOR_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _to_capsule = torch._C._to_dlpack
 # The public function only checks what kind of thing it was given.
 _from_capsule = getattr(torch._C, "_from_dlpack", from_dlpack)

@@ -15,6 +15,7 @@ from torch._higher_order_ops import triton_kernel_wrap
 from autosched.capture.export import capture
 from autosched.capture.screen import explain_export_failure, require_schedulable
 from autosched.core.errors import UnsupportedGraph
+from autosched.recording import record_calls
 from tests.conformance.quantised import Quantised
 
 
@@ -258,6 +259,18 @@ def test_a_shape_that_an_operator_of_pytorchs_leaves_open_is_refused_for_that():
     with pytest.raises(UnsupportedGraph, match=r"torch.combinations\(x\)\): a shape depends on the data .*pad to a fixed size") as caught:
         capture(Combinations().eval(), (torch.randn(4),))
     assert "register_fake" not in str(caught.value)
+
+
+class Picture(torch.Tensor):
+    """As fastai's ``TensorImage``: what is computed from one is one, too."""
+
+
+def test_an_input_of_a_class_that_no_call_takes_is_refused_when_there_is_time_to_mend_it():
+    model, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    (call,) = record_calls(model, lambda: model(x.as_subclass(Picture)))
+    with pytest.raises(UnsupportedGraph, match=r"is a Picture; .*Give x\.as_subclass\(torch\.Tensor\), here and in calls"):
+        capture(model, call.args)
+    assert capture(model, (nn.Parameter(x),)).program.graph.hash == capture(model, (x,)).program.graph.hash
 
 
 def test_a_sparse_input_is_refused():
