@@ -52,6 +52,11 @@ def record_calls(model: torch.nn.Module, run: Callable[[], object], most: int = 
     """
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"record_calls() got a {type(model).__name__} as model; expected a torch.nn.Module, one that run() calls")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError(
+            f"record_calls() got a {type(model).__name__} as model, whose calls nothing hears and which cannot be tuned; expected a module "
+            "of Python. Give the one that was scripted or traced."
+        )
     if not callable(run):
         raise UsageError(
             f"record_calls() got a {type(run).__name__} as run; expected a function that takes nothing and calls the model. Write "

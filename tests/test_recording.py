@@ -220,3 +220,10 @@ def test_what_was_made_in_inference_mode_is_recorded_as_tensors_that_can_be_writ
 def test_arguments_that_are_something_else_are_refused_with_what_to_write(arguments: tuple[Any, ...], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         record_calls(*arguments)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("make", [torch.jit.script, lambda module: torch.jit.trace(module, torch.ones(1))])
+def test_of_a_module_that_was_scripted_or_traced_the_module_of_python_is_asked_for(make: Any) -> None:
+    with pytest.raises(UsageError, match=r"Module as model, .*Give the one that was scripted or traced"):
+        record_calls(make(nn.ReLU()), print)

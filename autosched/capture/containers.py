@@ -19,6 +19,9 @@ from autosched.core.watch import Watch
 def plain_for(leaf: object) -> str:
     """What to take in the place of a number or text that is more than that (a member of an enumeration, a number of NumPy's), since
     written down it is another; empty for anything else."""
+    # Of NumPy's numbers only float64 is one of Python's, too.
+    if any((base.__module__, base.__name__) == ("numpy", "generic") for base in type(leaf).__mro__):
+        return "a plain one"
     if not isinstance(leaf, int | float | str | enum.Enum) or type(leaf) in PLAIN:
         return ""
     return "its name or value" if isinstance(leaf, enum.Enum) else "a plain one"

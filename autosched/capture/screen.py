@@ -365,7 +365,7 @@ _ADVICE = (
     (
         "Unsupported input type",
         "Give the tensors of that object one by one, to a module around the model that makes the object of them; or make its class a "
-        "dataclass of a module that can be imported",
+        "dataclass of a module that can be imported; or keep it in the model, if it holds none",
     ),
     ("ScriptModule", "Give the Python module that was scripted or traced, or convert it with torch.export's TS2EPConverter"),
     ("positional arguments but", "If the line calls a scripted module, put the Python module that was scripted in its place"),

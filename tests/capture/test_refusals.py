@@ -471,11 +471,14 @@ class Scales(nn.Module):
         return x.exp() * by
 
 
-@pytest.mark.parametrize(("by", "advice"), [(Mode.FAST, "its name or value"), (np.float64(2.5), "a plain one")])
+@pytest.mark.parametrize(
+    ("by", "advice"),
+    [(Mode.FAST, "its name or value"), (np.float64(2.5), "a plain one"), (np.float32(2.5), "a plain one"), (np.int64(2), "a plain one")],
+)
 def test_a_number_that_is_more_than_a_number_is_refused_before_a_file_is_made_that_no_call_is_like(by, advice):
     with pytest.raises(UnsupportedGraph, match=f"example input is .*{type(by).__name__}.* Give {advice}"):
         capture(Scales(), (torch.ones(3),), {"by": by})
-    capture(Scales(), (torch.ones(3),), {"by": by.item() if isinstance(by, np.float64) else by.value})
+    capture(Scales(), (torch.ones(3),), {"by": by.item() if isinstance(by, np.generic) else by.value})
 
 
 @pytest.mark.parametrize(
