@@ -25,6 +25,7 @@ from autosched.runtime.write_back import normal
 
 # A server that sees every shape there is must not keep a list of them all.
 _MAX_REASONS = 1000
+_MORE_REASONS = f"reasons beyond the first {_MAX_REASONS:,}"
 
 # In the model's place it is asked what a function is asked: torch.export wants to know where the code is. Not what it wraps, for some
 # libraries would call that instead.
@@ -76,7 +77,7 @@ class LoadReport:
         differences: one line for each field in which the bundle and this host or model differ.
         max_abs_error: largest difference from the model in the comparisons made so far.
         calls: calls that ran a schedule.
-        stepped_aside: ``(reason, calls)`` for calls that ran the model as it came.
+        stepped_aside: ``(reason, calls)`` for calls that ran the model as it came; reasons beyond a thousand are one together.
         shapes: one entry for each shape of the bundle.
         padding: whether calls of other shapes are padded: ``on``, ``off``, or why not.
         evictions: how often a ready schedule made room for another.
@@ -336,8 +337,9 @@ class LoadedModel:
 
     def _count(self, reason: str) -> None:
         with self._notes.lock:
-            if reason in self._aside or len(self._aside) < _MAX_REASONS:
-                self._aside[reason] = self._aside.get(reason, 0) + 1
+            listed = reason in self._aside or len(self._aside) < _MAX_REASONS
+            name = reason if listed else _MORE_REASONS
+            self._aside[name] = self._aside.get(name, 0) + 1
 
     def _warn(self, kind: str, reason: str) -> None:
         with self._notes.lock:

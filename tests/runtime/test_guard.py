@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from autosched.core.errors import AutoschedError, InputMismatch, UsageError
 from autosched.export.bundle import encode_bundle
+from autosched.runtime import guard
 from autosched.runtime.load import FallbackWarning, LoadedModel, load
 from autosched.runtime.numerics import compare
 from autosched.runtime.prepared import Prepared
@@ -97,6 +98,15 @@ def test_inputs_the_schedule_was_not_made_for_go_to_the_model(loaded: LoadedMode
     assert report.scheduled
     assert [count for _, count in report.stepped_aside] == [3]
     assert _agrees(loaded, model)
+
+
+@pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")
+def test_calls_are_counted_beyond_the_reasons_that_are_listed(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_MAX_REASONS", 2)
+    for rows in (1, 2, 3, 5, 6, 5, 1):
+        args, kwargs = two_branches_inputs(rows=rows)
+        loaded(*args, **kwargs)
+    assert [count for _, count in loaded.report().stepped_aside] == [2, 1, 4]
 
 
 @pytest.mark.parametrize("name", _UNFIT)
