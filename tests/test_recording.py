@@ -223,7 +223,7 @@ def test_arguments_that_are_something_else_are_refused_with_what_to_write(argume
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.*:DeprecationWarning")
-@pytest.mark.parametrize("make", [torch.jit.script, lambda module: torch.jit.trace(module, torch.ones(1))])
+@pytest.mark.parametrize("make", [torch.jit.script, lambda module: torch.jit.trace(module, torch.ones(1))])  # type: ignore[no-untyped-call]
 def test_of_a_module_that_was_scripted_or_traced_the_module_of_python_is_asked_for(make: Any) -> None:
     with pytest.raises(UsageError, match=r"Module as model, .*Give the one that was scripted or traced"):
         record_calls(make(nn.ReLU()), print)
