@@ -2,7 +2,8 @@
 
 numba's own cache looks at the file of the function it caches. The functions of this folder call each other across files, and the machine
 code of a caller holds that of what it calls, so an edit would leave callers in other files with the old code. Here the stamp of every
-cached function is a digest of the whole folder instead: an edit anywhere in it compiles anew what is used.
+cached function is a digest of the whole folder instead: an edit anywhere in it compiles anew what is used. And numba believes whatever
+machine code it reads: here it is kept with its own digest, and what a disk has damaged is compiled again.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _folder_digest() -> bytes:
 
 @functools.cache
 def _folder_cache() -> Function:
-    """The class of numba's cache of one function, stamped with the digest of the folder.
+    """The class of numba's cache of one function, stamped with the digest of the folder, and its code with the digest of that.
 
     numba has no public way to say what compiled code depends on. All that is taken from behind its interface is in this function, but
     for the attribute that ``Dispatcher.enable_caching`` sets too.
@@ -109,6 +110,7 @@ def _folder_cache() -> Function:
     """
     from numba.core.caching import CompileResultCacheImpl, FunctionCache
     from numba.core.dispatcher import Dispatcher
+    from numba.core.serialize import dumps, loads
 
     if not hasattr(Dispatcher, "enable_caching"):
         raise AttributeError("numba's Dispatcher has no enable_caching")
@@ -117,6 +119,17 @@ def _folder_cache() -> Function:
         def __init__(self, function: Function) -> None:
             super().__init__(function)  # type: ignore[no-untyped-call]
             self.locator.get_source_stamp = _folder_digest
+
+        def reduce(self, cres: Any) -> tuple[bytes, bytes]:
+            code = dumps(super().reduce(cres))  # type: ignore[no-untyped-call]
+            return hashlib.sha256(code).digest(), code
+
+        def rebuild(self, target_context: Any, payload: Any) -> Any:
+            digest, code = payload
+            # LLVM ends the process over an object file with one wrong bit, where it notices it at all.
+            if hashlib.sha256(code).digest() != digest:
+                raise ValueError("the code is not what its digest says")
+            return super().rebuild(target_context, loads(code))  # type: ignore[no-untyped-call]
 
     class FolderCache(FunctionCache):
         _impl_class = FolderImplementation
@@ -129,7 +142,7 @@ def _folder_cache() -> Function:
         def load_overload(self, sig: Any, target_context: Any) -> Any:
             try:
                 found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
-            except Exception as error:  # whatever pickle makes of a file that a power cut has left empty
+            except Exception as error:  # the digest, or whatever pickle makes of a file that a power cut has left empty
                 logger.info("kept code is damaged and compiled again: %r", error)
                 found = None
                 if self.may_lack:

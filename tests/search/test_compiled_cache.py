@@ -146,6 +146,21 @@ def test_a_damaged_file_is_compiled_again_and_kept(tmp_path: Path, monkeypatch: 
         assert cache.compiled("f8(f8)")(_double)(4.0) == 8.0
 
 
+def test_machine_code_with_one_wrong_bit_is_compiled_again_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left to itself, numba runs it, or LLVM aborts the process, and every later one."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    assert cache.compiled("f8(f8)")(_double)(4.0) == 8.0
+    (damaged,) = tmp_path.rglob("*.nbc")
+    content = bytearray(damaged.read_bytes())
+    content[content.index(b"\x7fELF") + 0x28] ^= 0x10  # where the table of sections begins
+    damaged.write_bytes(content)
+    with cache.only_what_is_kept(), pytest.raises(cache.NotKept):
+        cache.compiled("f8(f8)")(_double)
+    assert cache.compiled("f8(f8)")(_double)(4.0) == 8.0
+    with cache.only_what_is_kept():
+        assert cache.compiled("f8(f8)")(_double)(4.0) == 8.0
+
+
 def test_a_fault_of_the_cache_that_is_not_about_folders_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError("something else")
