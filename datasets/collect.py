@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from autosched.core.errors import UsageError, why_of
 from autosched.core.graph import OpGraph
 from autosched.core.records import Contamination, Failure, FailureKind, GroupRecord, PairRecord, SoloRecord
 from autosched.datasets.candidates import descriptor, diverse_order, group_candidates, pair_candidates
@@ -122,11 +123,14 @@ def collect_model(
         launches: CUDA launch facts by signature.
         keep_disturbed: keep what other processes disturbed, instead of leaving it for a later run.
         progress: told what, how many are done, of how many.
+
+    Raises:
+        UsageError: before anything is measured, if what failed before cannot be read.
     """
     deadline = clock() + budget_s
     paired = tuple(pair_widths or widths)
     job = _Job(graph, measurer, store, scope, model, tuple(widths), paired, rng, clock, deadline, launches or {}, keep_disturbed, progress)
-    with Journal.open(store.folder / "failures.jsonl", Scope(scope.device, scope.software)) as failures:
+    with _failures_of(store, scope) as failures:
         store.append([scope])
         added_solo, times = job.solo(failures)
         if max_groups:
@@ -135,6 +139,17 @@ def collect_model(
         job.deadline = deadline
         added_groups, groups_done = job.groups(times, max_groups)
     return Collected(added_solo, added_pairs, added_groups, job.failed, job.disturbed, pairs_done and groups_done)
+
+
+def _failures_of(store: Store, scope: ScopeRow) -> Journal:
+    path = store.folder / "failures.jsonl"
+    try:
+        return Journal.open(path, Scope(scope.device, scope.software))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {error.filename or path}: {why_of(error)}. It lists what failed before, which is not tried again: "
+            "let this user read and write it, or remove it, or name another folder."
+        ) from error
 
 
 @dataclass(slots=True)

@@ -156,6 +156,19 @@ def test_failures_are_remembered_and_do_not_stop_it(tmp_path: Path) -> None:
     assert again.asked == []
 
 
+@pytest.mark.parametrize("place", ["failures.jsonl", "failures.jsonl.lock"])
+def test_failures_that_cannot_be_read_are_named_before_anything_is_measured(place: str, tmp_path: Path) -> None:
+    graph, store = fork(4), Store.create(tmp_path)
+    assert collect(graph, FakeMeasurer(graph, broken="k1"), store).failures
+    (tmp_path / place).unlink()
+    (tmp_path / place).mkdir()
+    measurer = FakeMeasurer(graph, broken="k1")
+    with pytest.raises(UsageError, match=rf"cannot read {tmp_path}/{place}: .* remove it, or name another"):
+        collect(graph, measurer, store)
+    assert not measurer.solo_calls
+    assert not measurer.asked
+
+
 def test_what_was_timed_on_taken_cores_is_not_kept_and_taken_again_later(tmp_path: Path) -> None:
     graph, store = fork(4), Store.create(tmp_path)
     measurer = FakeMeasurer(graph)
