@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from autosched.core.atomic_write import write_atomically
 from autosched.core.errors import UsageError
 from autosched.costmodel.evaluate import Evaluation
 from autosched.costmodel.metrics import CurvePoint
@@ -29,6 +30,7 @@ def write_plots(evaluation: Evaluation, curve: tuple[CurvePoint, ...], path: Pat
 
     Raises:
         UsageError: plotly is not installed.
+        OSError: the file cannot be written; what was there before still is.
     """
     require_plotly()
     import plotly.graph_objects as figures
@@ -60,4 +62,4 @@ def write_plots(evaluation: Evaluation, curve: tuple[CurvePoint, ...], path: Pat
     if evaluation.simulated:
         title += f", {evaluation.simulated} of them SIMULATED"
     page.update_layout(title=title, showlegend=False, height=1000)
-    path.write_text(page.to_html(include_plotlyjs=True, full_html=True), encoding="utf-8")
+    write_atomically(path, page.to_html(include_plotlyjs=True, full_html=True).encode())

@@ -274,6 +274,18 @@ def test_a_folder_that_cannot_be_is_named_before_anything_is_evaluated(
     assert f"cannot write tables and figures to {tmp_path / folder}: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["evaluation.json", "evaluation.html"])
+def test_a_table_or_figure_that_cannot_be_written_is_named(
+    name: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    retraining.train(runs, tmp_path / "model")
+    (tmp_path / "out" / name).mkdir(parents=True)
+    assert run("evaluate", str(tmp_path / "model"), str(runs), "-o", str(tmp_path / "out")) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"cannot write tables and figures to {tmp_path / 'out'}: Is a directory: {tmp_path / 'out' / name}. Name a folder" in said
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.name.endswith(name)] == [name]
+
+
 def test_that_figures_need_plotly_is_said_before_anything_is_evaluated(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,8 @@ from autosched.cli.options import CustomOperatorsOption, JsonOption, KeepMemoryO
 from autosched.cli.printing import complain, emit, live_progress, results_console, tell
 
 if TYPE_CHECKING:
+    from autosched.core.errors import UsageError
+    from autosched.costmodel.evaluate import Evaluation
     from autosched.pipeline.model_choice import Judged
 
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:N, or auto (CUDA if there is a GPU).")]
@@ -186,16 +188,24 @@ def evaluate(
         _make_folder(output)
     result = retraining.evaluate(model or retraining.model_of(device), runs or retraining.places_of(device)[0], seed=seed)
     if output is not None:
-        from autosched.costmodel.plots import write_plots
-
-        (output / "evaluation.json").write_bytes(result.to_json())
-        write_plots(result, result.curve, output / "evaluation.html")
+        _write_evaluation(result, output)
     if json:
         emit(result)
         return
     from autosched.cli.costmodel_tables import print_evaluation
 
     print_evaluation(result, results_console())
+
+
+def _write_evaluation(result: Evaluation, folder: Path) -> None:
+    from autosched.core.atomic_write import write_atomically
+    from autosched.costmodel.plots import write_plots
+
+    try:
+        write_atomically(folder / "evaluation.json", result.to_json())
+        write_plots(result, result.curve, folder / "evaluation.html")
+    except OSError as error:
+        raise _unwritable(folder, f"{error.strerror}: {error.filename2 or error.filename or folder}") from error
 
 
 def _require_own(device: str) -> None:
@@ -211,15 +221,19 @@ def _require_own(device: str) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    from autosched.core.errors import UsageError
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
         why = "" if os.access(folder, os.W_OK | os.X_OK) else "its permissions do not allow it"
     except OSError as error:
         why = str(error.strerror)
     if why:
-        raise UsageError(f"cannot write tables and figures to {folder}: {why}. Name a folder that is writable, or can be made.")
+        raise _unwritable(folder, why)
+
+
+def _unwritable(folder: Path, why: str) -> UsageError:
+    from autosched.core.errors import UsageError
+
+    return UsageError(f"cannot write tables and figures to {folder}: {why}. Name a folder that is writable, or can be made, and has room.")
 
 
 def register(app: typer.Typer) -> None:
