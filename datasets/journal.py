@@ -7,11 +7,12 @@ the journal, with one warning. Processes that write to one journal lose nothing 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 """Version of a line; raised when the meaning of a field changes."""
+
+_WAIT_S = 20.0
+"""A journal is locked for one batch, or for reading one: whoever holds it for longer was stopped (Ctrl-Z), and nobody waits for that."""
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -81,7 +85,8 @@ class Journal:
         self._scope = scope.digest
         self._engine = scope.software.engine if scope.device.kind == "cpu" else None
         self._batch = batch
-        self._lock = FileLock(f"{path}.lock")
+        self._file_lock = FileLock(f"{path}.lock")
+        self._wait_s = _WAIT_S
         self._entries: dict[tuple[str, tuple[str | int, ...]], _Entry] = {}
         self._pending: list[bytes] = []
         self._complained = False
@@ -99,7 +104,7 @@ class Journal:
 
         Raises:
             IncompatibleArtifact: a line of a newer schema than this version writes.
-            OSError: the folder cannot be written.
+            OSError: the folder cannot be written, or another process holds the file and was stopped.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         journal = cls(path, scope, batch=batch)
@@ -180,7 +185,7 @@ class Journal:
             self._complained = True
 
     def _append(self) -> None:
-        with self._lock:
+        with self._locked():
             self._cut_torn_tail()
             # Opened anew for each batch: another process may have replaced the file while taking damaged lines out.
             with self._path.open("ab") as file:
@@ -188,11 +193,23 @@ class Journal:
                 file.flush()
                 os.fsync(file.fileno())
 
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The lock of the file.
+
+        Raises:
+            OSError: if it cannot be had; after that it is only asked for, not waited for.
+        """
+        wait_s, self._wait_s = self._wait_s, 0.0
+        with self._file_lock.acquire(timeout=wait_s):
+            self._wait_s = _WAIT_S
+            yield
+
     def refresh(self) -> None:
         """Read what was appended since the last time, by any process."""
         if not self._path.exists():
             return
-        with self._lock:
+        with self._locked():
             status = self._path.stat()
             if status.st_ino != self._inode or status.st_size < self._read_to:
                 self._inode, self._read_to = status.st_ino, 0

@@ -10,6 +10,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,33 @@ def test_a_file_system_without_locks_costs_no_answer(code: int, tmp_path: Path, 
         for name in "ab":
             journal.add(solo(name))
         assert [journal.solo(name, 1) for name in "ab"] == [solo(name) for name in "ab"]
+
+
+def test_a_process_that_was_stopped_with_the_file_in_its_hands_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without an end to it, a job hung for as long as another one was suspended."""
+    monkeypatch.setattr(journal_module, "_WAIT_S", 0.3)
+    path = tmp_path / "run.jsonl"
+    code = f"from filelock import FileLock; lock = FileLock({str(path) + '.lock'!r}); lock.acquire(); print(flush=True); input()"
+    with Journal.open(path, SCOPE, batch=1) as journal:
+        journal.add(solo("a"))
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stopped:
+            assert stopped.stdout is not None
+            stopped.stdout.readline()
+            waited_s = []
+            for name in "bc":
+                begin_s = time.monotonic()
+                journal.add(solo(name))
+                waited_s.append(time.monotonic() - begin_s)
+            with pytest.raises(TimeoutError):
+                Journal.open(path, SCOPE)
+            stopped.communicate(b"\n")
+        assert waited_s[0] >= 0.3 > waited_s[1]
+        assert [solo(name) for name in "abc"] == [journal.solo(name, 1) for name in "abc"]
+    assert len(Journal.open(path, SCOPE)) == 3
+    (said,) = caplog.messages
+    assert f"measurements are not kept: {path} cannot be written (The file lock" in said
 
 
 def test_a_newer_answer_replaces_and_too_few_samples_count_as_none(tmp_path: Path) -> None:
