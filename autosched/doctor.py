@@ -12,6 +12,7 @@ import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 _WATCHED_S = 1.0
 # PyTorch from the first release to before the second, as pyproject.toml says to pip, which one may have been made to disregard.
@@ -224,8 +225,26 @@ def _cache() -> Finding:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return Finding("cache", State.PROBLEM, f"{folder}: {error.strerror}", "set AUTOSCHED_CACHE to a folder you can write")
-    if not os.access(folder, os.W_OK):
+    if not os.access(folder, os.W_OK | os.X_OK):
         return Finding("cache", State.PROBLEM, f"{folder} cannot be written", "set AUTOSCHED_CACHE to a folder you can write")
+    return _kept_in(folder)
+
+
+def _kept_in(folder: Path) -> Finding:
+    """Of the folders in the cache: one may be another user's (a job under sudo has made it), and jobs say so of some of them only."""
+    from autosched import config
+    from autosched.runtime.regions.store import private_folder
+
+    advice = "let this user have it (chown), remove it, or set AUTOSCHED_CACHE to a folder of your own"
+    # What is to be run as code may be root's, as in an image; what a job has found there is said under "native lanes".
+    for place in (config.regions_dir(), config.native_dir()):
+        if os.path.isdir(place) and not private_folder(place):
+            why = "belongs to another user, or others may write there, so no code is kept there or taken from there"
+            return Finding("cache", State.PROBLEM, f"{place} {why}", advice)
+    data = (config.schedules_dir(), config.measurements_dir(), config.loops_dir(), config.runs_dir(), config.studies_path().parent)
+    for place in (*data, config.cost_models_dir(), config.regions_dir()):
+        if os.path.lexists(place) and not (os.path.isdir(place) and os.access(place, os.R_OK | os.W_OK | os.X_OK)):
+            return Finding("cache", State.PROBLEM, f"{place} is no folder that can be written, so nothing is kept there", advice)
     return Finding("cache", State.OK, str(folder), "")
 
 

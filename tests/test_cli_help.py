@@ -145,6 +145,27 @@ def test_doctor_looks_at_what_decides_whether_tuning_will_work(monkeypatch: pyte
     assert re.match(r"\d+ cores?", findings["cpu lanes"]["detail"])
 
 
+@pytest.mark.parametrize("place", ["measurements", "schedules", "loops", "runs", "costmodel", "regions", "studies", "native"])
+def test_doctor_looks_into_the_cache_folder(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job under sudo has made one of its folders, say: the one around it is this user's all the same."""
+    from autosched import doctor
+
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    (tmp_path / place).mkdir()
+    assert doctor._cache().state is doctor.State.OK
+    if place in ("regions", "native"):
+        (tmp_path / place).chmod(0o777)
+        words = f"{tmp_path / place} belongs to another user, or others may write there"
+    else:
+        (tmp_path / place).rmdir()
+        (tmp_path / place).write_text("no folder")
+        words = f"{tmp_path / place} is no folder that can be written"
+    found = doctor._cache()
+    assert found.state is doctor.State.PROBLEM
+    assert words in found.detail
+    assert "AUTOSCHED_CACHE" in found.advice
+
+
 @pytest.mark.parametrize("options", [(), ("--json",)], ids=["table", "json"])
 @pytest.mark.parametrize(
     ("states", "code"),
