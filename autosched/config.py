@@ -211,7 +211,12 @@ def _is_or_can_be_made(folder: Path) -> bool:
 
 
 def _among_temporary_files() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"autosched-{os.getuid()}"
+    try:
+        base = Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        # A container in which nothing can be written: whoever would keep something there finds out, and a server goes on without.
+        base = Path("/tmp")
+    folder = base / f"autosched-{os.getuid()}"
     # For nobody else. Somebody may have made it before; code and schedules are then not taken from there, and loading goes on without.
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700)

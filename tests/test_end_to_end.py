@@ -173,6 +173,19 @@ def test_a_home_folder_that_cannot_be_written_is_none_unless_there_is_a_cache(tm
     assert cache_dir() == usual
 
 
+def test_where_no_file_can_be_written_at_all_a_cache_is_named_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that can only be read, and no home folder: loading a schedule there, which keeps nothing, was a traceback."""
+
+    def none_at_all() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.delenv("AUTOSCHED_CACHE")
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda *args, **options: "~/.cache/autosched")
+    monkeypatch.setattr("tempfile.gettempdir", none_at_all)
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)  # none outside the test's own
+    assert cache_dir() == Path(f"/tmp/autosched-{os.getuid()}")
+
+
 def test_a_cache_among_temporary_files_is_made_for_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AUTOSCHED_CACHE")
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda *args, **options: "~/.cache/autosched")
