@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from autosched.core.program import Program
 from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.core.variants import WHOLE
 from autosched.device.cpu_session import CpuSession, new_worker
 from autosched.device.early import EarlyWorker
-from autosched.device.host import physical_cores
+from autosched.device.host import physical_cores, whole_widths, widths_within
 from autosched.runtime.host_key import cpu_device_key, software_key
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ class CpuDevice(EarlyWorker):
     @property
     def widths(self) -> tuple[int, ...]:
         """Widths worth measuring: powers of two up to the physical cores, and all of them."""
-        powers = {1 << power for power in range(self._cores.bit_length()) if 1 << power <= self._cores}
-        return tuple(sorted(powers | {self._cores}))
+        return widths_within(self._cores)
 
     def open(self, program: Program, constants: Mapping[int, torch.Tensor], *, timeout_s: float) -> CpuSession:
         """As ``base.Device.open``. Nothing starts before the first request; a CPU is never missing."""
@@ -51,7 +51,7 @@ class CpuDevice(EarlyWorker):
             constants,
             timeout_s=timeout_s,
             max_lanes=self._cores,
-            widths=self.widths,
+            widths=whole_widths(self._cores) if program.lowering in WHOLE else self.widths,
             seed=self._seed,
             worker=self.take_early(timeout_s),
         )

@@ -338,7 +338,8 @@ class CpuSession:
 
     def _write_program(self, constants: Mapping[int, torch.Tensor]) -> None:
         files = self._worker.write_program(self._program, constants)
-        self._worker.opens_with([OpenRequest(*files, self._seed, numerics_key("cpu"), engine_here() is Engine.NATIVE)])
+        native = engine_here() is Engine.NATIVE
+        self._worker.opens_with([OpenRequest(*files, self._seed, numerics_key("cpu"), native, self._widths)])
 
     def _next_seed(self) -> int:
         self._requests += 1

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from autosched.core.errors import IncompatibleArtifact
 from autosched.core.program import Call, Many, TorchLiteral
 from autosched.core.records import Failure, FailureKind, SoloRecord
 from autosched.core.schedule import sequential
@@ -42,16 +43,21 @@ def measure_solo(
     graph = measurer.graph
     rng = np.random.default_rng(seed)
     failures: dict[tuple[int, int], Failure] = {}
-    executors: list[LaneExecutor] = []
-    for place, (width, variant) in enumerate(columns):
-        bound = _without_broken(measurer, width, variant, place, skip, failures)
-        executors.append(LaneExecutor(bound, make_plan(graph, sequential(graph, width=width)), measurer.pool))
+    executors: dict[int, LaneExecutor] = {}
     count = len(graph)
+    for place, (width, variant) in enumerate(columns):
+        try:
+            bound = _without_broken(measurer, width, variant, place, skip, failures)
+        except IncompatibleArtifact as error:
+            # Inductor's code for the whole model may be other launches at some width. It is the width that is out then.
+            failures.update(dict.fromkeys(((index, place) for index in range(count)), describe(error)))
+            continue
+        executors[place] = LaneExecutor(bound, make_plan(graph, sequential(graph, width=width)), measurer.pool)
     times_us = np.zeros((len(columns), repeats, count))
     start = measurer.meter.start()
     with no_collector():
         for turn in range(-1, repeats):
-            for place in rng.permutation(len(columns)):
+            for place in rng.permutation(list(executors)).tolist():
                 measurer.beat(-1)
                 measurer.settle(wide=columns[place][0] > 1)
                 block_us = _block_us(executors[place], measurer.inputs, count)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from types import ModuleType
 
 import torch
 
-from autosched.core.errors import DeviceError, UsageError
+from autosched.core.errors import AutoschedError, DeviceError, UsageError
 from autosched.core.records import Engine, Failure
 from autosched.device.cpu_groups import measure_groups
 from autosched.device.cpu_measure import CpuMeasurer
@@ -107,8 +108,10 @@ class _Service:
         if program.source:
             # Compiled again here, for each width there will be, and nothing shows progress while a compiler works.
             with self._channel.working(COMPILE_S):
-                programs.at(1)
-                programs.at(torch.get_num_threads())
+                for width in request.widths:
+                    # At which one it cannot be had, whoever times operators says.
+                    with contextlib.suppress(AutoschedError):
+                        programs.at(width)
         programs.at(1)
         self._channel.beat(-1)
         return CpuMeasurer(programs, random_inputs(program, request.seed), self._channel.beat)

@@ -29,7 +29,8 @@ class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 class OpenRequest(_Message, frozen=True):
     """Bind the program in ``program_file`` to the tensors in ``constants_file``, under settings (``host_key.numerics_key``).
 
-    ``native_lanes``: on a CPU, whether lanes run without the interpreter, as whoever asks will say of what is measured.
+    ``native_lanes``: on a CPU, whether lanes run without the interpreter, as whoever asks will say of what is measured. ``widths``: on a
+    CPU, at which it will be asked for.
     """
 
     program_file: str
@@ -37,6 +38,7 @@ class OpenRequest(_Message, frozen=True):
     seed: int
     numerics: tuple[tuple[str, str], ...] = ()
     native_lanes: bool = False
+    widths: tuple[int, ...] = (1,)
 
 
 class LimitsRequest(_Message, frozen=True):

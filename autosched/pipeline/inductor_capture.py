@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,26 +76,40 @@ def inductor_source(draft: Draft, *, target: str = "") -> tuple[Captured, torch.
     return Captured(source, constants, rewrites, structure), device
 
 
-def lower_inductor(captured: Captured, device: torch.device | str, mode: Mode = PLAIN) -> Captured | Refused:
+def lower_inductor(
+    captured: Captured, device: torch.device | str, mode: Mode = PLAIN, *, threads: int | None = None
+) -> Captured | Refused:
     """The same model as the launches of Inductor's code.
 
     Args:
         captured: a program of ATen calls (no packed weights where ``device`` is a CPU).
         device: where it is compiled, and run once.
         mode: as in :func:`capture_inductor`.
+        threads: on a CPU, most that an operator will have; by default as many as PyTorch's have now.
     """
     home = torch.device(device)
     if read_by_stride(captured.program):
         # A call with such an input laid out otherwise must not run on a copy of it, and launches do not tell.
         return Refused("the model reads the memory of an input by strides of its own (as_strided)")
     # Generated code launches on the current GPU.
-    with made_current(home):
+    with made_current(home), _threads(threads):
         for in_place in forms_of(captured.program):
             found = _lowered(captured, home, mode, in_place=in_place)
             if isinstance(found, Captured):
                 return found
             logger.info("no inductor lowering%s: %s", " that overwrites what the model changes" if in_place else "", found.reason)
         return found
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _lowered(captured: Captured, home: torch.device, mode: Mode, *, in_place: bool) -> Captured | Refused:

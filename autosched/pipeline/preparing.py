@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import torch
-
 from autosched.capture.export import Captured, lower_draft
 from autosched.capture.screen import require_operators
 from autosched.core.program import ConstantSource
@@ -14,6 +12,7 @@ from autosched.core.progress import Progress
 from autosched.core.variants import WHOLE, Lowering
 from autosched.device.ahead import compile_ahead
 from autosched.device.base import Device, Session, StartsEarly
+from autosched.device.host import physical_cores, whole_widths
 from autosched.device.registry import place_of
 from autosched.export.bundle import require_literals_fit
 from autosched.pipeline.attempts import EXPORTS, Attempts
@@ -80,17 +79,17 @@ def capture_as(lowering: Lowering, original: Original, device: Device, limit_s: 
 
     source, home = inductor_source(original.draft(), target=place_of(device))
     attempts = Attempts(source.program, lowering, device)
+    threads = whole_widths(physical_cores())[::-1] if kind == "cpu" else (1,)
     if limit_s is not None:
         needs_s = attempts.needs_s(original.export_cpu_s)
         if needs_s > limit_s:
             return NotHad(f"Inductor would take more than {needs_s:.0f} s for the whole model here, and {limit_s:.0f} s were left", needs_s)
-        threads = sorted({torch.get_num_threads(), 1}, reverse=True) if kind == "cpu" else [1]
         if why := compile_ahead(source.program, source.constants, home, threads, limit_s, lowering):
             if why.timed_out:
                 attempts.unfinished(limit_s)
                 return NotHad(why.reason, max(attempts.needs_s(original.export_cpu_s), limit_s))
             return NotHad(why.reason)
-    found = lower_inductor(source, home, Mode(lowering))
+    found = lower_inductor(source, home, Mode(lowering), threads=threads[0] if kind == "cpu" else None)
     if not isinstance(found, Captured):
         return NotHad(found.reason)
     attempts.finished()
