@@ -21,13 +21,13 @@ from autosched.device.cpu_measure import SHORTEST_BLOCK_US
 from autosched.device.cuda.baseline_session import PREPARE_TIMEOUT_S, CudaBaseline, ModelCall
 from autosched.device.cuda.baselines import MODES, BaselineKind
 from autosched.device.cuda.settings import current_settings
+from autosched.device.host import physical_cores
 from autosched.device.registry import index_of
 from autosched.pipeline.adopting import TORCH_COMPILE
 from autosched.pipeline.compile_time import CompileTime
 from autosched.pipeline.granularity import REPLAY, has_product
 from autosched.pipeline.judge import External
 from autosched.pipeline.replaying import recording_of
-from autosched.runtime.host_key import usable_cores
 from autosched.runtime.state import Kept
 
 _CPU_TIMEOUT_S = 600.0
@@ -37,7 +37,9 @@ _CPU_TIMEOUT_S = 600.0
 def eager_externals(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, kind: str, program: Program
 ) -> Iterator[list[External]]:
-    """The model as it came: on a CPU with one thread and with all of them. A CUDA device times its own in its worker.
+    """The model as it came: on a CPU with one thread and with one for each core. A CUDA device times its own in its worker.
+
+    Not with one for each hardware thread: PyTorch by itself takes as many as there are cores.
 
     Args:
         program: what the model was captured as; where it changes memory, each call starts from the same.
@@ -48,7 +50,7 @@ def eager_externals(
     restore = Kept.by(program, model, args, kwargs).restore if program.writes else None
     baselines = [
         EagerBaseline(model, args, kwargs, threads=threads, min_block_us=SHORTEST_BLOCK_US, restore=restore)
-        for threads in sorted({1, usable_cores()})
+        for threads in sorted({1, physical_cores()})
     ]
     # Its own outputs are the reference, so its error is zero by definition.
     yield [External(baseline.name, baseline.round_us, 0.0) for baseline in baselines]
@@ -120,7 +122,7 @@ class Rivals:
                 self._args,
                 self._kwargs,
                 reference,
-                threads=usable_cores(),
+                threads=physical_cores(),
                 model=self._model,
                 timeout_s=limit_s,
                 min_block_us=SHORTEST_BLOCK_US,

@@ -1,4 +1,4 @@
-"""Baselines of a GPU: what compiles shares the compilers' time, what does not is not held to it."""
+"""Baselines: on how many threads a CPU's run; of a GPU, what compiles shares the compilers' time, what does not is not held to it."""
 
 from __future__ import annotations
 
@@ -68,3 +68,32 @@ def test_the_model_as_it_came_takes_no_compilers_turn(monkeypatch: pytest.Monkey
         BaselineKind.MAX_AUTOTUNE: 25.0,
         BaselineKind.MAX_AUTOTUNE_COMBO: 10.0,
     }
+
+
+def test_a_cpu_has_as_many_threads_as_cores_and_not_as_hardware_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two for each core the model in eager mode was slower than PyTorch is by itself, and what was tuned looked better than it is."""
+    monkeypatch.setattr(baselines, "physical_cores", lambda: 4)
+    monkeypatch.setattr("autosched.runtime.host_key.usable_cores", lambda: 8)
+    compiled: list[int] = []
+
+    class Compiled:
+        max_abs_error = 0.0
+
+        def __init__(self, *given: Any, threads: int, **options: Any) -> None:
+            compiled.append(threads)
+
+        def prepare(self) -> None: ...
+
+        def close(self) -> None: ...
+
+        def round_us(self) -> float:
+            return 1.0
+
+    monkeypatch.setattr(baselines, "CompiledBaseline", Compiled)
+    monkeypatch.setenv("AUTOSCHED_COMPILE_MODES", "compiled")
+    model, args = nn.ReLU(), (torch.ones(2),)
+    rivals = baselines.Rivals(model, args, None, device_named("cpu"), compiled=True, source=None, progress=Silent())
+    names = [item.name for item in rivals.ready(capture(model, args), [])]
+    rivals.close()
+    assert names == ["eager_1", "eager_4", "torch_compile"]
+    assert compiled == [4]
