@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-_GROUPS = Path("/sys/fs/cgroup")
-_OWN = Path("/proc/self/cgroup")
+GROUPS = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
 
 
-def quota_cores(groups: Path = _GROUPS, own: Path = _OWN) -> float | None:
+def quota_cores(groups: Path = GROUPS, own: Path = OWN) -> float | None:
     """Cores' worth of time that the strictest quota leaves this process; ``None`` without one, and where there are no control groups.
 
     Args:
         groups: where control groups are mounted.
         own: which ones this process is in, a line for each hierarchy: ``number:controllers:path``.
     """
-    quotas = [quota for folder in _folders(groups, own) if (quota := _quota(folder)) is not None]
+    quotas = [quota for folder in group_folders("cpu", groups, own) if (quota := _quota(folder)) is not None]
     return min(quotas, default=None)
 
 
-def _folders(groups: Path, own: Path) -> Iterator[Path]:
-    """The process's group and all above it. In a container the path may be the host's, and the container's group the root of the mount."""
+def group_folders(controller: str, groups: Path, own: Path) -> Iterator[Path]:
+    """The process's group and all above it. In a container the path may be the host's, and the container's group the root of the mount.
+
+    Args:
+        controller: what is limited there, as version 1 names it: a hierarchy has some of them, version 2 has all in one.
+        groups, own: as for :func:`quota_cores`.
+    """
     yield groups
-    yield groups / "cpu"
+    yield groups / controller
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -31,9 +36,9 @@ def _folders(groups: Path, own: Path) -> Iterator[Path]:
     for line in lines:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        root = groups / "cpu" if controllers else groups
+        root = groups / controller if controllers else groups
         parts = Path(path.strip("/")).parts
         for depth in range(1, len(parts) + 1):
             yield root.joinpath(*parts[:depth])

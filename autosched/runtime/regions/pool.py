@@ -30,6 +30,7 @@ from autosched.core.python_command import python_command
 from autosched.core.scratch import Scratch
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.inductor.unfinished import remove_unfinished
+from autosched.runtime.memory_limit import free_in_groups
 from autosched.runtime.regions.worker import Job, Opening, Result
 
 _log = logging.getLogger(__name__)
@@ -287,6 +288,11 @@ def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
 
 
 def _free_host_bytes() -> int | None:
+    """What the machine has left, or a container's limit where that is less."""
+    return min((free for free in (_free_machine_bytes(), free_in_groups()) if free is not None), default=None)
+
+
+def _free_machine_bytes() -> int | None:
     try:
         for line in _MEMINFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):
