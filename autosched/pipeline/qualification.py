@@ -39,6 +39,10 @@ MOST_TUNED = 2
 _LEVEL = 1.02
 _LEAST_ROUNDS = 7
 _MOST_ROUNDS = 40
+# An order whose fastest round takes so many times as long as another order of the same lowering is not its best one. On many cores there
+# is an order for each of eight widths, and those that are far off take most of the time.
+_HOPELESS = 3.0
+_TELLING_ROUNDS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +123,7 @@ def qualify(
     """Time the sequential orders of all entrants in rounds: those that could be timed in one at least, fastest first, and those that not.
 
     The orders take turns in their own processes, one at work while the others sleep, in another turn every round. Goes on for ``seconds``,
-    but at least seven rounds and at most forty.
+    but at least seven rounds and at most forty; an order that is far behind another of its lowering is out after two.
     """
     progress.stage("sequential orders of all lowerings")
     failed: list[tuple[Entrant, Failure]] = []
@@ -193,6 +197,7 @@ class _Runner:
         taken = self._round()
         for place, time_us in taken.items():
             self._columns[place].append(time_us)
+        self._leave_behind()
         return len(taken)
 
     def best_order(self) -> Qualified:
@@ -200,6 +205,12 @@ class _Runner:
         alone_us = self.entrant.alone_us
         timed = [Qualified(self.entrant, summarize(column), alone_us[place]) for place, column in self._columns.items()]
         return min(timed, key=lambda item: item.sequential.median_us)
+
+    def _leave_behind(self) -> None:
+        if any(len(column) != _TELLING_ROUNDS for column in self._columns.values()):
+            return
+        best_us = min(max(column) for column in self._columns.values())
+        self._columns = {place: column for place, column in self._columns.items() if min(column) <= _HOPELESS * best_us}
 
     def _round(self) -> dict[int, float]:
         """The time of each order that runs, by its place; those that do not are out."""

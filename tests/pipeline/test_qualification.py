@@ -94,6 +94,26 @@ def test_a_process_that_is_lost_is_a_failure_of_its_lowering_alone() -> None:
     assert [item.entrant for item in timed] == [other]
 
 
+def test_orders_that_are_far_behind_are_not_timed_in_every_round() -> None:
+    """Of one order for each width, on many cores, those that could not be the best took nearly all of the time."""
+    takes_us = {1: 8000.0, 2: 4000.0, 4: 2000.0, 8: 1000.0, 16: 900.0, 32: 2500.0, 64: 9000.0}
+    asked: list[int] = []
+
+    def truth(schedule: Schedule) -> float:
+        asked.append(schedule.width[0])
+        return takes_us[schedule.width[0]]
+
+    prepared: Any = SimpleNamespace(session=SessionDouble(truth, noise=0.001), lowering="rewritten")
+    orders = tuple(sequential(GRAPH, width=width) for width in takes_us)
+    [found], failed, ledger = rounds(Entrant(prepared, orders, (1000.0,) * len(orders), None))
+    assert failed == []
+    assert ledger.failures == 0
+    assert found.sequential.median_us == pytest.approx(900.0, rel=0.01)
+    assert found.sequential.count == 7
+    # One that does not count, two that tell, and the rest; the double looks twice at each.
+    assert {width: asked.count(width) // 2 for width in takes_us} == {1: 3, 2: 3, 4: 8, 8: 8, 16: 8, 32: 8, 64: 3}
+
+
 class _Products(SessionDouble):
     """A GPU on which cuBLASLt takes a tenth of the time of cuBLAS, and everything else is level."""
 
