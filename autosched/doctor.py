@@ -102,17 +102,21 @@ def _torch() -> Finding:
 
 def _cpu() -> Finding:
     from autosched.datasets.facts import DISTURBED
+    from autosched.device import host
     from autosched.runtime.host_key import usable_cores
 
-    usable = usable_cores()
-    if usable < 2:
-        detail = f"{usable} core{_why_so_few(usable)}"
-        return Finding("cpu lanes", State.MISSING, detail, "lanes need at least 2 cores; schedules will stay sequential")
+    usable, physical = usable_cores(), host.physical_cores()
+    detail = f"{usable} core{'s' if usable > 1 else ''}{_why_so_few(usable)}"
+    if physical < usable:
+        # As Linux counts them; lanes and wide operators have one thread for each of those that are more than a name.
+        detail += f"; hardware threads of {physical} physical core{'s' if physical > 1 else ''}, which are what schedules use"
+    if physical < 2:
+        return Finding("cpu lanes", State.MISSING, detail, "lanes need at least 2 physical cores; schedules will stay sequential")
     taken = _taken_now(usable)
     if taken > DISTURBED:
-        detail = f"{usable} cores{_why_so_few(usable)}, {100 * taken:.0f} % of them taken by other processes now"
+        detail += f", {100 * taken:.0f} % of them taken by other processes now"
         return Finding("cpu lanes", State.BUSY, detail, "stop other work before tuning: what is timed beside it says nothing")
-    return Finding("cpu lanes", State.OK, f"{usable} cores{_why_so_few(usable)}", "")
+    return Finding("cpu lanes", State.OK, detail, "")
 
 
 def _why_so_few(usable: int) -> str:

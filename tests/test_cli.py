@@ -265,6 +265,7 @@ def test_a_model_is_built_with_the_batch_that_it_was_tuned_with(
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody else uses the cores, and there are two of them."""
     monkeypatch.setattr("autosched.runtime.host_key.usable_cores", lambda: 2)
+    monkeypatch.setattr("autosched.device.host.physical_cores", lambda: 2)
     monkeypatch.setattr("autosched.doctor._taken_now", lambda cores: 0.0)
 
 
@@ -320,8 +321,29 @@ def test_doctor_says_what_keeps_it_from_the_other_cores(
     monkeypatch.setattr("autosched.config.openmp_binding", lambda: binding)
     monkeypatch.setattr("autosched.runtime.cpu_quota.quota_cores", lambda: quota)
     monkeypatch.setattr("autosched.runtime.host_key.usable_cores", lambda: usable)
+    monkeypatch.setattr("autosched.device.host.physical_cores", lambda: usable)
     monkeypatch.setattr("autosched.doctor._taken_now", lambda cores: 0.0)
     assert run("doctor", "--json") == 0  # on one core, too, there is something to be had
     findings = {item["what"]: item for item in json.loads(capsys.readouterr().out)["findings"]}
     bound = f"OpenMP binds threads to cores ({binding}); unset that" if binding else "the process's affinity mask (taskset)"
     assert findings["cpu lanes"]["detail"] == detail.replace("the process's affinity mask (taskset)", bound)
+
+
+@pytest.mark.parametrize(
+    ("physical", "state", "detail"),
+    [
+        (4, "ok", "8 cores; hardware threads of 4 physical cores, which are what schedules use"),
+        (1, "missing", "8 cores; hardware threads of 1 physical core, which are what schedules use"),
+    ],
+)
+def test_doctor_tells_hardware_threads_from_cores(
+    physical: int, state: str, detail: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two threads of one core were "2 cores", "ok", and tuning found no lane for them."""
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("autosched.runtime.host_key.usable_cores", lambda: 8)
+    monkeypatch.setattr("autosched.device.host.physical_cores", lambda: physical)
+    monkeypatch.setattr("autosched.doctor._taken_now", lambda cores: 0.0)
+    assert run("doctor", "--json") == 0
+    [found] = [item for item in json.loads(capsys.readouterr().out)["findings"] if item["what"] == "cpu lanes"]
+    assert (found["state"], found["detail"]) == (state, detail)
