@@ -8,7 +8,7 @@ and look-ups count nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -19,6 +19,9 @@ from autosched.core.custom_operators import is_custom
 from autosched.core.graph import TensorSpec
 
 Shape = Sequence[int]
+# What composite calls count, by call: a model repeats its layers, several lowerings count each of them, and to run one costs a millisecond.
+_counted: dict[Hashable, int] = {}
+_MOST_COUNTED = 4096
 _COPIES = {"aten::clone", "aten::copy_", "aten::_to_copy", "aten::fill", "aten::masked_fill", "aten::where", "aten::copy"}
 _PER_INPUT_ELEMENT = {
     "aten::_native_batch_norm_legit_no_training": 2, "aten::batch_norm": 2, "aten::native_layer_norm": 8, "aten::layer_norm": 8,
@@ -92,6 +95,29 @@ def _lstm_flops(args: Sequence[object], out: Shape) -> int:
 
 
 def _composite_flops(op: OpOverload[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> int:
+    call = (op, _form(args), _form(tuple(kwargs.items())))
+    try:
+        found = _counted.get(call)
+    except TypeError:
+        # What has no hash is counted each time.
+        return _parts_flops(op, args, kwargs)
+    if found is None:
+        if len(_counted) >= _MOST_COUNTED:
+            _counted.clear()
+        found = _counted[call] = _parts_flops(op, args, kwargs)
+    return found
+
+
+def _form(item: object) -> Hashable:
+    """What an argument's count depends on. With its type: 1, 1.0 and True are equal."""
+    if isinstance(item, torch.Tensor):
+        return item.shape, item.stride(), item.dtype
+    if isinstance(item, list | tuple):
+        return tuple(map(_form, item))
+    return type(item), item
+
+
+def _parts_flops(op: OpOverload[..., Any], args: Sequence[object], kwargs: Mapping[str, object]) -> int:
     # A composite call (conv2d, linear, matmul) is no registry entry itself; the parts it dispatches to are.
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
