@@ -101,9 +101,12 @@ def capture(
     return lower_draft(draft_of(model, args, kwargs), chosen, target)
 
 
-def lower_draft(draft: Draft, chosen: Lowering, target: str = "") -> Captured:
-    """A draft of :func:`draft_of` in the lowering ``chosen``, not one of ``WHOLE``; it is changed. Target, errors: as :func:`capture`."""
-    structure = structure_of(draft)
+def lower_draft(draft: Draft, chosen: Lowering, target: str = "", structure: str = "") -> Captured:
+    """A draft of :func:`draft_of` in the lowering ``chosen``, not one of ``WHOLE``; it is changed. Target, errors: as :func:`capture`.
+
+    ``structure``: ``structure_of(draft)``, if that is known.
+    """
+    structure = structure or structure_of(draft)
     reports: tuple[RewriteReport, ...] = ()
     if chosen is not Lowering.ATEN:
         reports = rewrite_draft(draft, target, chosen)

@@ -67,9 +67,12 @@ def capture_inductor(
     return lower_inductor(source, device, mode)
 
 
-def inductor_source(draft: Draft, *, target: str = "") -> tuple[Captured, torch.device]:
-    """What :func:`lower_inductor` compiles for the model of ``draft`` (changed here), and the device it is for: ``target`` as there."""
-    structure = structure_of(draft)
+def inductor_source(draft: Draft, *, target: str = "", structure: str = "") -> tuple[Captured, torch.device]:
+    """What :func:`lower_inductor` compiles for the model of ``draft`` (changed here), and the device it is for: ``target`` as there.
+
+    ``structure``: ``structure_of(draft)``, if that is known.
+    """
+    structure = structure or structure_of(draft)
     device = torch.device(target) if target else draft.device
     rewrites = rewrite_draft(draft, device.type) if device.type != "cpu" else ()
     source, constants = build_program(draft, "rewritten" if rewrites else "aten")

@@ -10,6 +10,8 @@ import torch
 
 from autosched.capture.draft import Draft
 from autosched.capture.export import draft_of
+from autosched.capture.structure import structure_of
+from autosched.core.computed_once import computed_once
 
 
 class Original:
@@ -51,3 +53,12 @@ class Original:
             self._draft = draft_of(self.model, self.args, self.kwargs)
             self._export_s, self._export_cpu_s = time.monotonic() - begin_s, time.thread_time() - begin_cpu_s
         return self._draft.copy()
+
+    @computed_once
+    def structure(self) -> str:
+        """``structure_of`` its draft: the same in every lowering.
+
+        Raises:
+            UnsupportedGraph: as :meth:`draft`, or if an argument cannot be written down.
+        """
+        return structure_of(self.draft())

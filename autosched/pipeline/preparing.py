@@ -74,10 +74,10 @@ def capture_as(lowering: Lowering, original: Original, device: Device, limit_s: 
     """
     kind = device.key.kind
     if lowering not in WHOLE:
-        return lower_draft(original.draft(), lowering, kind)
+        return lower_draft(original.draft(), lowering, kind, original.structure)
     from autosched.pipeline.inductor_capture import inductor_source, lower_inductor
 
-    source, home = inductor_source(original.draft(), target=place_of(device))
+    source, home = inductor_source(original.draft(), target=place_of(device), structure=original.structure)
     attempts = Attempts(source.program, lowering, device)
     threads = whole_widths(physical_cores())[::-1] if kind == "cpu" else (1,)
     if limit_s is not None:
@@ -102,7 +102,7 @@ def compiling_needs_s(lowering: Lowering, original: Original, device: Device) ->
         return 0.0
     from autosched.pipeline.inductor_capture import inductor_source
 
-    source, _ = inductor_source(original.draft(), target=device.key.kind)
+    source, _ = inductor_source(original.draft(), target=device.key.kind, structure=original.structure)
     return Attempts(source.program, lowering, device).needs_s(original.export_cpu_s)
 
 

@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from autosched.capture.export import capture
+from autosched.capture import export
+from autosched.capture.draft import Draft
+from autosched.capture.export import Captured, capture
+from autosched.capture.structure import structure_of
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import Program
 from autosched.core.program_json import encode_program
@@ -18,10 +21,11 @@ from autosched.core.progress import Silent
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.schedule import Schedule
 from autosched.core.variants import Lowering
+from autosched.device.cpu import CpuDevice
 from autosched.export import bundle
-from autosched.pipeline import original, preparing
+from autosched.pipeline import inductor_capture, original, preparing
 from autosched.pipeline.original import Original
-from autosched.pipeline.preparing import NotHad
+from autosched.pipeline.preparing import NotHad, capture_as
 from autosched.runtime.bundle.zip import MAX_BUNDLE_BYTES
 from tests.conformance.session_double import SessionDouble
 
@@ -142,3 +146,19 @@ def test_a_model_whose_literals_no_file_holds_is_refused_before_anything_is_meas
     del registered.table
     registered.register_buffer("table", torch.ones(2), persistent=False)
     preparing.prepare(Lowering.ATEN, Original(registered, (torch.ones(2),), None), device, Silent())  # type: ignore[arg-type]
+
+
+def test_what_the_model_computes_is_found_out_once_for_all_lowerings(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def once(draft: Draft) -> str:
+        asked.append(draft)
+        return structure_of(draft)
+
+    for module in (original, export, inductor_capture):
+        monkeypatch.setattr(module, "structure_of", once)
+    given = original.Original(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), (torch.randn(2, 4),), None)
+    found = [capture_as(lowering, given, CpuDevice()) for lowering in (Lowering.ATEN, Lowering.REWRITTEN, Lowering.FUSED)]
+    assert len({item.structure for item in found if isinstance(item, Captured)}) == 1
+    assert len(asked) == 1
+    assert structure_of(given.draft()) == given.structure
