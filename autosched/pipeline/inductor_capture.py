@@ -79,9 +79,7 @@ def inductor_source(draft: Draft, *, target: str = "", structure: str = "") -> t
     return Captured(source, constants, rewrites, structure), device
 
 
-def lower_inductor(
-    captured: Captured, device: torch.device | str, mode: Mode = PLAIN, *, threads: int | None = None
-) -> Captured | Refused:
+def lower_inductor(captured: Captured, device: torch.device | str, mode: Mode = PLAIN, *, threads: int | None = None) -> Captured | Refused:
     """The same model as the launches of Inductor's code.
 
     Args:
