@@ -142,11 +142,12 @@ def _compare_finite(pieces: list[tuple[torch.Tensor, torch.Tensor]], allowed: To
     scale = 0.0
     for given, wanted in pieces:
         a, b = _computable(given), _computable(wanted)
-        if not torch.equal(a.isnan(), b.isnan()):
-            return _apart("NaN in other places than the reference")
-        infinite = b.isinf()
-        if not torch.equal(a.isinf(), infinite) or not torch.equal(a[infinite], b[infinite]):
-            return _apart("infinities in other places than the reference")
+        if not (_all_finite(a) and _all_finite(b)):
+            if not torch.equal(a.isnan(), b.isnan()):
+                return _apart("NaN in other places than the reference")
+            infinite = b.isinf()
+            if not torch.equal(a.isinf(), infinite) or not torch.equal(a[infinite], b[infinite]):
+                return _apart("infinities in other places than the reference")
         scale = max(scale, _scale(*_finite(given, wanted), fine=allowed.of_scale <= _FINE))
     worst, farthest, reason = 0.0, -math.inf, ""
     for given, wanted in pieces:
@@ -178,10 +179,15 @@ def _scale(given: torch.Tensor, wanted: torch.Tensor, *, fine: bool) -> float:
 def _finite(given: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both in float64, where the second is finite."""
     given, wanted = _computable(given), _computable(wanted)
-    finite = wanted.isfinite()
-    if not bool(finite.all()):
+    if not _all_finite(wanted):
+        finite = wanted.isfinite()
         given, wanted = given[finite], wanted[finite]
     return given.double(), wanted.double()
+
+
+def _all_finite(tensor: torch.Tensor) -> bool:
+    # Once over the memory, where to ask each element takes several times.
+    return all(math.isfinite(item) for item in map(float, tensor.aminmax()))
 
 
 def _computable(tensor: torch.Tensor) -> torch.Tensor:
