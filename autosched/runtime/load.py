@@ -16,6 +16,7 @@ import torch
 from autosched.core.callers import warn_caller
 from autosched.core.custom_operators import trusting
 from autosched.core.errors import AutoschedError, DeviceError, IncompatibleArtifact, InputMismatch, UnsupportedGraph, UsageError
+from autosched.core.frames import empty_frames
 from autosched.core.from_outside import let_through
 from autosched.core.program import ConstantSource
 from autosched.core.records import DeviceKey, Engine, SoftwareKey
@@ -303,6 +304,8 @@ def _warm(table: ShapeTable, model: torch.nn.Module, facts: _Facts) -> None:
         except AutoschedError as error:
             if facts.strict:
                 raise
+            # The next one needs the memory.
+            empty_frames(error)
             first = first or error
             slot.refused = str(error)
     left = [slot for slot in table.slots if not slot.refused]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from autosched.core.errors import AutoschedError, HalfWritten
+from autosched.core.frames import empty_frames
 from autosched.core.from_outside import let_through
 from autosched.core.program import Program
 from autosched.runtime.kernels import Begun
@@ -224,6 +225,7 @@ class Prepared:
                 return runner(tensors)
         except OPERATOR_ERRORS as error:
             let_through(error)
+            empty_frames(error)
             return error
 
     def _harmless(self, change: Change) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from autosched.core.errors import AutoschedError, HalfWritten, IncompatibleArtifact
 from autosched.core.extents import Extents, extent_of
+from autosched.core.frames import empty_frames
 from autosched.core.from_outside import let_through
 from autosched.core.program import Program, Ref
 from autosched.runtime.call_form import answer_maker
@@ -30,6 +31,11 @@ class Refused:
     kind: str
     reason: str
     error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        # The model is run next, and has no room beside what was made of a schedule.
+        if self.error is not None:
+            empty_frames(self.error)
 
 
 class Slot:

@@ -1,0 +1,137 @@
+"""Where there is no memory for a schedule: what was made of it is given back before the model runs in its place."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from autosched.core.errors import AutoschedError, DeviceError
+from autosched.core.frames import empty_frames
+from autosched.export.bundle import encode_bundle
+from autosched.runtime import binding
+from autosched.runtime.load import FallbackWarning, load
+from tests.conformance.bundles import shapes_of, two_branches_bundle
+from tests.conformance.graphs import TwoBranches, two_branches_inputs
+
+
+class Held:
+    """Stands for memory that a schedule takes."""
+
+
+class Noting(TwoBranches):
+    """Notes, whenever it runs, how much of that there still is."""
+
+    # Of the class: what an instance has in its attributes is compared at each call.
+    made: ClassVar[list[weakref.ref[Held]]] = []
+    seen: ClassVar[list[int]] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As of ``TwoBranches``."""
+        self.seen.append(held_now())
+        return super().forward(*args, **kwargs)
+
+
+def held_now() -> int:
+    """How much is still held."""
+    return sum(one() is not None for one in Noting.made)
+
+
+def held() -> Held:
+    """Something that whoever asks holds from now on."""
+    thing = Held()
+    Noting.made.append(weakref.ref(thing))
+    return thing
+
+
+@pytest.fixture(autouse=True)
+def without_collector() -> Iterator[None]:
+    Noting.made.clear()
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def no_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Refuse all schedules for want of memory; what is held when each one begins."""
+    before: list[int] = []
+
+    def no_room(*_: object) -> Callable[..., Any]:
+        before.append(held_now())
+        packed = held()  # noqa: F841
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        except RuntimeError as error:
+            raise DeviceError(f"the schedule cannot be captured here: {error}") from error
+
+    monkeypatch.setattr(binding.Binder, "_bind_trusting", no_room)
+    return before
+
+
+@pytest.mark.parametrize("prepare", ["all", "first-use"])
+def test_the_model_runs_beside_nothing_of_a_schedule_that_had_no_memory(monkeypatch: pytest.MonkeyPatch, prepare: Any) -> None:
+    model = Noting().eval()
+    data = encode_bundle(two_branches_bundle(model))
+    no_memory(monkeypatch)
+    Noting.seen.clear()
+    args, kwargs = two_branches_inputs(3)
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
+        loaded = load(data, model, prepare=prepare)
+        loaded(*args, **kwargs)
+    assert "out of memory" in loaded.report().reason
+    assert (len(Noting.made), Noting.seen) == (1, [0])
+
+
+def test_what_one_shape_held_is_gone_before_the_next_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Noting().eval()
+    data = encode_bundle(*shapes_of(model, 1, 4, 8))
+    before = no_memory(monkeypatch)
+    with pytest.warns(FallbackWarning, match="out of memory"):
+        load(data, model)
+    assert before == [0, 0, 0]
+
+
+def test_what_a_call_held_that_fails_is_gone_before_the_model_runs() -> None:
+    model = Noting().eval()
+    loaded = load(encode_bundle(two_branches_bundle(model)), model, strict=True)
+
+    def fails(_: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        outputs = held()  # noqa: F841
+        raise RuntimeError("CUDA error: no luck")
+
+    assert loaded._table is not None
+    prepared = loaded._table.slots[0].prepared
+    assert prepared is not None
+    prepared.runner = fails
+    Noting.seen.clear()
+    args, kwargs = two_branches_inputs(3)
+    with pytest.raises(AutoschedError, match="no luck"):
+        loaded(*args, **kwargs)
+    assert (len(Noting.made), Noting.seen) == (1, [0])
+
+
+def test_frames_are_emptied_and_their_lines_stay() -> None:
+    def fails() -> None:
+        thing = held()  # noqa: F841
+        raise ValueError("no")
+
+    def fails_because_of_it() -> None:
+        thing = held()  # noqa: F841
+        try:
+            fails()
+        except ValueError as error:
+            raise AutoschedError("not at all") from error
+
+    with pytest.raises(AutoschedError, match="not at all") as caught:
+        fails_because_of_it()
+    assert held_now() == 2
+    empty_frames(caught.value)
+    assert held_now() == 0
+    assert caught.value.__traceback__ is not None
+    assert caught.value.__cause__ is not None
