@@ -103,24 +103,33 @@ def rounded_as(kind: str) -> torch.dtype | None:
     return next((_AS[precision] for precision in ("bf16", "tf32") if precision in found), None)
 
 
+def round_convolutions(*, allowed: bool) -> None:
+    """Let cuDNN round float32 to TF32, in convolutions and recurrent layers, or not."""
+    _backends.cudnn.allow_tf32 = allowed
+    for item in _cudnn_kinds():
+        # The older interface only takes their own precision from them, and then they have the one that is set for all backends.
+        if not allowed and str(item.fp32_precision) in _AS:
+            item.fp32_precision = _FULL
+
+
 @contextlib.contextmanager
 def full_convolutions() -> Iterator[None]:
     """cuDNN computes in full float32 meanwhile. The setting belongs to the whole process, and is put back."""
-    cudnn = _backends.cudnn
-    kinds = [getattr(cudnn, name) for name in ("conv", "rnn") if hasattr(getattr(cudnn, name, None), "fp32_precision")]
-    separate: list[str] = []
+    cudnn, kinds = _backends.cudnn, _cudnn_kinds()
     with as_it_is_set():
+        separate = [str(item.fp32_precision) for item in kinds]
         try:
             before = bool(cudnn.allow_tf32)
         except RuntimeError:
-            before, separate = True, [str(item.fp32_precision) for item in kinds]
-        cudnn.allow_tf32 = False
+            before = True
+        round_convolutions(allowed=False)
         try:
             yield
         finally:
             cudnn.allow_tf32 = before
-            for item, precision in zip(kinds, separate, strict=False):
-                item.fp32_precision = precision
+            for item, precision in zip(kinds, separate, strict=True):
+                if str(item.fp32_precision) != precision:
+                    item.fp32_precision = precision
 
 
 @contextlib.contextmanager
@@ -143,11 +152,12 @@ def full_float32() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _full_products() -> Iterator[None]:
+    products = _backends.cuda.matmul
+    separate = str(getattr(products, "fp32_precision", _FULL))
     try:
         before = torch.get_float32_matmul_precision()
     except RuntimeError:
-        products = _backends.cuda.matmul
-        separate, products.fp32_precision = str(products.fp32_precision), _FULL
+        products.fp32_precision = _FULL
         try:
             yield
         finally:
@@ -158,6 +168,15 @@ def _full_products() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        # Without a precision of their own, products follow what is set for all backends later on.
+        if str(getattr(products, "fp32_precision", _FULL)) != separate:
+            products.fp32_precision = separate
+
+
+def _cudnn_kinds() -> list[Any]:
+    """What cuDNN has a precision for, each with a setting of its own; none in an older PyTorch."""
+    found = (getattr(_backends.cudnn, name, None) for name in ("conv", "rnn"))
+    return [item for item in found if hasattr(item, "fp32_precision")]
 
 
 def _on_cpu(kind: str) -> str:

@@ -17,7 +17,7 @@ from autosched.config import cpu_environment
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.runtime.cpu_quota import quota_cores
 from autosched.runtime.cuda.switches import attention_kernels, depthwise_kernel, half_precision, products_library
-from autosched.runtime.float32 import convolutions_rounded, cpu_roundings, matmul_precision, set_cpu_roundings
+from autosched.runtime.float32 import convolutions_rounded, cpu_roundings, matmul_precision, round_convolutions, set_cpu_roundings
 from autosched.runtime.kept_memory import memory_kept
 from autosched.runtime.native.build import engine_here
 
@@ -129,7 +129,7 @@ def apply_numerics(numerics: Sequence[tuple[str, str]]) -> None:
         set_cpu_roundings(wanted)
     if "cudnn_benchmark" in wanted:
         backends.cudnn.benchmark = wanted["cudnn_benchmark"] == "True"
-        backends.cudnn.allow_tf32 = wanted["cudnn_tf32"] == "True"
+        round_convolutions(allowed=wanted["cudnn_tf32"] == "True")
 
 
 def usable_cores() -> int:

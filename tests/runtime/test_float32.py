@@ -18,6 +18,13 @@ _CASES = {
     "exact_products": ("torch.backends.cuda.matmul.fp32_precision = 'ieee'", "highest", True),
     "exact_convolutions": ("torch.backends.cudnn.conv.fp32_precision = 'ieee'", "highest", False),
     "exact_recurrence": ("torch.backends.cudnn.rnn.fp32_precision = 'ieee'", "highest", True),
+    "all_backends": ("torch.backends.fp32_precision = 'tf32'", "high", True),
+    "all_of_cudnn": ("torch.backends.cudnn.fp32_precision = 'tf32'", "high", True),
+    "exact_against_all": (
+        "b = torch.backends; b.fp32_precision = 'tf32'; b.cudnn.conv.fp32_precision = b.cudnn.rnn.fp32_precision = 'ieee'",
+        "high",
+        False,
+    ),
     "both": ("torch.backends.cuda.matmul.fp32_precision = 'tf32'; torch.backends.cudnn.conv.fp32_precision = 'ieee'", "high", False),
 }
 
@@ -44,6 +51,9 @@ assert (found.float32_matmul_precision, found.cudnn_allow_tf32) == ({matmul!r}, 
 with float32.full_convolutions():
     assert torch.backends.cudnn.allow_tf32 is False
     assert torch.backends.cudnn.conv.fp32_precision != "tf32"
+assert [kind.fp32_precision for kind in kinds] == before
+with float32.full_float32():
+    assert "tf32" not in [kind.fp32_precision for kind in kinds]
 assert [kind.fp32_precision for kind in kinds] == before
 assert float32.convolutions_rounded() is {rounded}
 apply_settings(found)

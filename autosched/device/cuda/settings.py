@@ -9,7 +9,7 @@ from autosched.core.records import DeviceKey
 from autosched.device.cuda.messages import SettingsBody
 from autosched.runtime.cuda.key import cuda_device_key
 from autosched.runtime.cuda.switches import attention_kernels, depthwise_kernel, half_precision, products_library, set_switches
-from autosched.runtime.float32 import convolutions_rounded, matmul_precision
+from autosched.runtime.float32 import convolutions_rounded, matmul_precision, round_convolutions
 
 
 def current_settings(index: int, gpu: DeviceKey | None = None) -> SettingsBody:
@@ -54,7 +54,7 @@ def apply_settings(settings: SettingsBody) -> None:
     """Set what another process has set."""
     torch.backends.cudnn.benchmark = settings.cudnn_benchmark
     torch.backends.cudnn.deterministic = settings.cudnn_deterministic
-    torch.backends.cudnn.allow_tf32 = settings.cudnn_allow_tf32
+    round_convolutions(allowed=settings.cudnn_allow_tf32)
     torch.backends.cudnn.enabled = settings.cudnn_enabled
     set_switches(settings.attention, settings.half_precision, settings.depthwise_kernel, settings.products_library)
     torch.set_float32_matmul_precision(settings.float32_matmul_precision)
