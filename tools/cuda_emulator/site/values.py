@@ -81,9 +81,9 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
     size = storage.nbytes()
     if not size:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     memory = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), torch.device("cpu"), size)
-    view = torch.empty(0, dtype=tensor.dtype).set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
+    view = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
     if tensor.is_conj():
         view = torch._conj(view)
     return torch._neg_view(view) if tensor.is_neg() else view
@@ -285,7 +285,7 @@ def _wrapped(item: Any, like: torch.dtype | None) -> Any:
     if isinstance(item, torch.Tensor) or item is None:
         return item
     same_kind = like is not None and (like.is_floating_point if isinstance(item, float) else like is not torch.bool)
-    return torch.tensor(item, dtype=like if same_kind else None)
+    return torch.tensor(item, dtype=like if same_kind else None, device="cpu")
 
 
 def _as_list(result: Any) -> list[Any]:
