@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import sys
-import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -253,27 +252,18 @@ def _kept_in(folder: Path) -> Finding:
 
 
 def _triton() -> Finding:
+    from autosched.runtime.regions.triton_needs import lacking_for_triton
+
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         return Finding(
             "triton", State.MISSING, "not installed", "pip install triton, in the version of this torch, for fused regions on a GPU"
         )
-    if lacking := _lacking_for_triton():
+    if lacking := lacking_for_triton():
         advice = "without it nothing can be compiled for a GPU: no lowering but aten and rewritten, and no torch.compile"
         return Finding("triton", State.MISSING, f"{version}; {lacking}", advice)
     return Finding("triton", State.OK, version, "")
-
-
-def _lacking_for_triton() -> str:
-    """What the launchers of its kernels are compiled with, as it looks for that itself, if it is not here."""
-    named = os.environ.get("CC")
-    if not (shutil.which(named) if named else shutil.which("gcc") or shutil.which("clang")):
-        return f"there is no C compiler {named} (CC)" if named else "there is no C compiler: install gcc or clang, or name one in CC"
-    # Debian's scheme may name a folder for headers that pip installs; Triton looks where Python's own are.
-    scheme = "posix_prefix" if sysconfig.get_default_scheme() == "posix_local" else sysconfig.get_default_scheme()
-    headers = os.path.join(sysconfig.get_paths(scheme)["include"], "Python.h")
-    return "" if os.path.exists(headers) else f"{headers} is missing: install the headers of this Python (python3-dev or python3-devel)"
 
 
 def _bindings(what: str, extra: str, purpose: str) -> Finding:

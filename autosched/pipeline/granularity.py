@@ -49,10 +49,11 @@ class Considered:
 def considered(asked: str | None, *, rewrite: bool, kind: str) -> Considered:
     """The lowerings of a job.
 
-    On a CPU with a C++ compiler those are rewritten, fused and inductor; on a GPU with Triton fused, inductor and rewritten; without a
-    compiler, and on a device that a plugin brings, rewritten alone. Where compiled baselines are measured, inductor gives way to the mode
-    of the fastest of them (see ``adopting``). The first is what there is without a choice. ``fused`` comes before ``inductor``: it is worth
-    something whenever its compiler is stopped, and leaves the rest of the time to a compilation that is worth nothing until it is finished.
+    On a CPU with a C++ compiler those are rewritten, fused and inductor; on a GPU with Triton and the C compiler that it needs fused,
+    inductor and rewritten; without a compiler, and on a device that a plugin brings, rewritten alone. Where compiled baselines are
+    measured, inductor gives way to the mode of the fastest of them (see ``adopting``). The first is what there is without a choice.
+    ``fused`` comes before ``inductor``: it is worth something whenever its compiler is stopped, and leaves the rest of the time to a
+    compilation that is worth nothing until it is finished.
 
     Args:
         asked: a lowering's name, ``auto``, or ``None`` for ``auto``.

@@ -33,6 +33,7 @@ from autosched.runtime.inductor.unfinished import remove_unfinished
 from autosched.runtime.numerics import compare
 from autosched.runtime.regions.pieces import TEMPLATED, Piece
 from autosched.runtime.regions.row_products import add_row_product, is_row_product
+from autosched.runtime.regions.triton_needs import lacking_for_triton
 from autosched.runtime.rounding import coarsest_among
 
 Entry = Callable[[list[Any]], Sequence[torch.Tensor]]
@@ -97,7 +98,8 @@ def missing_compiler(kind: str) -> str:
             import triton  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
         except ImportError:
             return "Triton is not installed"
-        return ""
+        lacking = lacking_for_triton()
+        return "" if not lacking or _triton_is_built() else f"Triton compiles nothing here: {lacking}"
     try:
         from torch._inductor.cpp_builder import get_cpp_compiler
 
@@ -109,6 +111,18 @@ def missing_compiler(kind: str) -> str:
         let_through(error)
         return f"PyTorch finds no C++ compiler ({type(error).__name__}); install g++, or name another in CXX"
     return "" if shutil.which(compiler) else f"the C++ compiler {compiler} does not exist; install g++, or name another in CXX"
+
+
+def _triton_is_built() -> bool:
+    """Whether its cache has what every launch needs, so that it may do without what that was compiled with."""
+    try:
+        from triton.backends.nvidia.driver import CudaUtils  # type: ignore[import-not-found,unused-ignore]
+
+        CudaUtils()
+    except Exception as error:
+        let_through(error)
+        return False
+    return True
 
 
 def compile_piece(
