@@ -308,7 +308,7 @@ class LoadedModel:
         # A bad index in an input, say, fails in the model too, and then that is the answer.
         result = self._as_it_came(args, kwargs)
         reason = f"an operator failed where the model did not ({type(error).__name__}: {error})"
-        slot.retire(reason)
+        slot.fail(reason, error)
         if self._strict:
             raise AutoschedError(f"the schedule may not run: {reason}") from error
         self._count(reason)

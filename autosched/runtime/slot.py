@@ -22,6 +22,9 @@ from autosched.runtime.trees import objects_given, returns_given
 
 # A server that puts new weights in place under traffic is done after a few calls; a model that changes itself at each call never is.
 _MOST_UNSETTLED = 100
+# Others of a server may hold the memory for a moment. Where there never is any, each call would cost an attempt.
+_MOST_SHORT = 16
+OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Slot:
         self._of_parent: Prepared | None = None
         self.given_up = False  # for what the model was, which it may cease to be
         self._unsettled = 0  # comparisons in a row during which the model was changed
+        self._short = 0  # calls, since the last that went well, for which there was no memory
 
     def objects_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[int, Any]:
         """What of the call is to come back itself, where there may be anything (``returns_given``).
@@ -145,6 +149,7 @@ class Slot:
                 if barred is not None and (reason := barred(prepared)):
                     return Refused("padding", reason)
                 self.calls += 1
+                self._short = 0
             return outcome
 
     def says(self, asked: Callable[[Prepared], bool]) -> bool:
@@ -178,10 +183,12 @@ class Slot:
                 return self._retire("model", f"the model was changed and its schedule no longer fits: {error}", error)
             return None
 
-    def retire(self, reason: str) -> None:
-        """Never run it again."""
+    def fail(self, reason: str, error: Exception) -> None:
+        """An operator failed where the model did not: never run the schedule again, unless it lacked memory, as it may for a moment."""
         with self._lock:
-            self._retire("failure", reason, None)
+            self._short += isinstance(error, OUT_OF_MEMORY)
+            if not isinstance(error, OUT_OF_MEMORY) or self._short > _MOST_SHORT:
+                self._retire("failure", reason, None)
 
     def after_fork(self, *, usable: bool) -> None:
         """Forget the calls of the parent's other threads; where not ``usable``, its schedule as well, which must not be given back here."""

@@ -135,3 +135,40 @@ def test_frames_are_emptied_and_their_lines_stay() -> None:
     assert held_now() == 0
     assert caught.value.__traceback__ is not None
     assert caught.value.__cause__ is not None
+
+
+def short_of_memory(_: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_memory_that_is_short_for_a_moment_retires_nothing() -> None:
+    model = TwoBranches().eval()
+    loaded = load(encode_bundle(two_branches_bundle(model)), model)
+    assert loaded._table is not None
+    prepared = loaded._table.slots[0].prepared
+    assert prepared is not None
+    args, kwargs = two_branches_inputs(3)
+    runner, prepared.runner = prepared.runner, short_of_memory
+    with pytest.warns(FallbackWarning, match="out of memory"):
+        loaded(*args, **kwargs)
+    for _ in range(4):
+        loaded(*args, **kwargs)
+    prepared.runner = runner
+    loaded(*args, **kwargs)
+    report = loaded.report()
+    assert (report.scheduled, report.calls, [calls for _, calls in report.stepped_aside]) == (True, 1, [5])
+
+
+@pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")
+def test_a_schedule_that_never_has_memory_is_given_up() -> None:
+    model = TwoBranches().eval()
+    loaded = load(encode_bundle(two_branches_bundle(model)), model)
+    assert loaded._table is not None
+    slot = loaded._table.slots[0]
+    assert slot.prepared is not None
+    args, kwargs = two_branches_inputs(3)
+    slot.prepared.runner = short_of_memory
+    for _ in range(50):
+        loaded(*args, **kwargs)
+    assert slot.prepared is None
+    assert "out of memory" in loaded.report().reason

@@ -117,7 +117,7 @@ class InPlaceRunner:
         self._left -= 1
         try:
             made = self._record(inputs, self._targets)
-        except DeviceError as error:
+        except (DeviceError, torch.OutOfMemoryError) as error:
             _log.warning("what is changed is copied at each call: %s", error)
             self._left = 0
             return None

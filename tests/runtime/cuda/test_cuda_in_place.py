@@ -36,11 +36,11 @@ class Device:
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.refuses = False
+        self.refuses: Exception | None = None
 
     def record(self, inputs: Sequence[torch.Tensor], callers: Collection[int]) -> Recorded:
-        if callers and self.refuses:
-            raise DeviceError("no")
+        if callers and self.refuses is not None:
+            raise self.refuses
         self.log.append("recorded")
         return Recorded(callers, self.log)
 
@@ -133,9 +133,10 @@ def test_few_graphs_are_kept_and_not_many_recorded_in_all() -> None:
     assert device.log == ["closed"] * 5
 
 
-def test_a_device_that_will_not_record_there_is_asked_once() -> None:
+@pytest.mark.parametrize("why", [DeviceError("no"), torch.OutOfMemoryError("of buffers for the other inputs")])
+def test_a_device_that_will_not_record_there_is_asked_once(why: Exception) -> None:
     device = Device()
-    device.refuses = True
+    device.refuses = why
     runner, begun = runner_on(device)
     state = torch.zeros(3)
     for _ in range(4):
