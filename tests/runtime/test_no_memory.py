@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from autosched.core.errors import AutoschedError, DeviceError
+from autosched.core.errors import AutoschedError, DeviceError, IncompatibleArtifact
 from autosched.core.frames import empty_frames
 from autosched.export.bundle import encode_bundle
 from autosched.runtime import binding
@@ -95,6 +95,20 @@ def test_what_one_shape_held_is_gone_before_the_next_is_made_ready(monkeypatch: 
     with pytest.warns(FallbackWarning, match="out of memory"):
         load(data, model)
     assert before == [0, 0, 0]
+
+
+def test_what_to_do_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TwoBranches().eval()
+    data = encode_bundle(two_branches_bundle(model))
+
+    def no_room(*_: object) -> list[torch.Tensor]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(binding, "random_inputs", no_room)
+    monkeypatch.setattr(binding, "telling_inputs", no_room)
+    with pytest.raises(IncompatibleArtifact, match="out of memory") as caught:
+        load(data, model, strict=True)
+    assert str(caught.value).endswith("(max_shapes).")
 
 
 def test_what_a_call_held_that_fails_is_gone_before_the_model_runs() -> None:
