@@ -178,11 +178,12 @@ def exit_code(*words: str) -> object:
 
 
 def test_the_commands_take_it(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def printed(*words: str) -> Any:
-        assert exit_code(*words, "--json") == 0
+    def printed(*words: str, codes: tuple[int, ...] = (0,)) -> Any:
+        assert exit_code(*words, "--json") in codes
         return json.loads(capsys.readouterr().out)
 
-    findings = {item["what"]: item["detail"] for item in printed("doctor")["findings"]}
+    # 3: other work keeps the processor busy, which is nothing to GPUs that take no time.
+    findings = {item["what"]: item["detail"] for item in printed("doctor", codes=(0, 3))["findings"]}
     assert findings["cuda"] == "2 GPUs"
     assert {"cuda:0", "cuda:1", "cost model, cuda"} <= findings.keys()
     file = str(kept / "toy.autosched")
