@@ -265,12 +265,16 @@ def _set_pace(run: Run, static: Sequence[Candidate]) -> None:
 
 def _refined(run: Run, costs: Costs, candidates: Sequence[Candidate], diary: Diary) -> Refined:
     run.progress.stage("device loop", run.timetable.left_s())
+    budget = run.options.budget
+    if run.recording is not None:
+        # Where runs are simulated, the search has tried more small changes than any device could.
+        budget = dataclasses.replace(budget, search=dataclasses.replace(budget.search, idle_climbs=0))
     return refine(
         run.session,
         costs.problem,
         run.prover.entries(candidates),
         run.prover,
-        budget=run.options.budget,
+        budget=budget,
         timetable=run.timetable,
         rng=run.rng,
         ledger=run.ledger,

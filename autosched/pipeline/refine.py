@@ -14,7 +14,7 @@ import numpy as np
 from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.progress import Progress
 from autosched.core.records import Failure, FailureKind
-from autosched.core.schedule import Schedule
+from autosched.core.schedule import Schedule, canonical_key
 from autosched.device.base import Session
 from autosched.pipeline.budget import Budget
 from autosched.pipeline.candidates import Candidate, make_candidate
@@ -25,12 +25,15 @@ from autosched.pipeline.proving import Entry, Prover
 from autosched.pipeline.request import TUNED
 from autosched.pipeline.timetable import Pace, Timetable
 from autosched.pipeline.variants import MOST_TRIED, VariantTimes, try_variants
+from autosched.search.climb import ClimbSettings, climb
 from autosched.search.correction import Trace
 from autosched.search.device_study import study_on_device
 from autosched.search.halving import halve
 from autosched.search.loop import Bench, LoopProgress, LoopResult, LoopState, search_on_device
 from autosched.search.portfolio import Proposal
 from autosched.search.problem import Problem
+from autosched.search.simulate import makespan_us
+from autosched.search.strategy import Progress as SearchProgress
 from autosched.search.strategy import SearchContext
 
 _TRACE_ROUNDS = 5
@@ -126,7 +129,7 @@ def refine(
     ``proved`` schedules are in the first round whatever the model says of them; where there is no time for all of them, the sequential
     ones and those that the model likes best. What ``diary`` (entered) holds of an interrupted run is not measured again. After the loop,
     where the effort has trials for it, Optuna tries list policies on the device, in the study at ``study_path`` (memory if None). The
-    winner's operators are then tried in other ``variants``.
+    winner's operators are then tried in other ``variants``, and with the time that is left after that, small changes of it.
     """
     limits, profile = session.limits, budget.search
     deadline = timetable.loop_until_s(len(proved) + 1, budget.final_rounds)
@@ -141,14 +144,14 @@ def refine(
     if kept.resumed:
         ledger.notes.append(f"went on from an interrupted run: {sum(map(len, kept.times_us.values()))} schedule timings were at hand")
     # Priorities cannot be simulated; where the device has them they are tried as variants of the best schedules.
-    settings = profile.loop(lanes_matter=limits.lanes_matter, priority_variants=3 if len(limits.priorities) > 1 else 0)
-    settings = dataclasses.replace(settings, candidates=count)
+    asked = profile.loop(lanes_matter=limits.lanes_matter, priority_variants=3 if len(limits.priorities) > 1 else 0)
+    asked = dataclasses.replace(asked, candidates=count)
     context = SearchContext(rng, profile.evaluations, time.monotonic() + loop_s, max_lanes=limits.max_lanes, widths=limits.widths)
     first = context.share(context.max_evaluations, seconds_share=_LOOP_SHARE if profile.trials else 1.0)
     strategies = [_Given(entry.name, entry.candidates[0].is_baseline, entry.schedule) for entry in given]
     try:
         result = search_on_device(
-            problem, bench, first, settings, strategies=strategies, progress=_teller(progress, ledger, deadline),
+            problem, bench, first, asked, strategies=strategies, progress=_teller(progress, ledger, deadline),
             known_times_us=kept.times_us, known_failures=kept.failures, known_traces=kept.traces,
         )  # fmt: skip
     except NoFeasibleCandidate as error:
@@ -162,6 +165,14 @@ def refine(
     if variants is not None:
         most = timetable.variants(deadline - time.monotonic(), MOST_TRIED)
         schedule = try_variants(sessions, schedule, problem.graph, variants, most=most)
+    if profile.idle_climbs and limits.max_lanes > 1:
+        settings = ClimbSettings(idle=profile.idle_climbs)
+        # A batch that is begun is measured to its end.
+        until_s = deadline - timetable.work_s(settings.batch, settings.turns)
+        left = dataclasses.replace(context.share(0), deadline_s=until_s, progress=_climb_teller(progress, ledger, deadline))
+        if not left.expired():
+            progress.stage("small changes", timetable.left_s())
+            schedule = _climbed(problem, bench, left, result, schedule, settings, lanes_matter=limits.lanes_matter)
     # What an interrupted run measured it had proved; this process trusts only its own proofs.
     if (refuted := prover.refutation(schedule)) is not None:
         ledger.notes.append(f"the device loop's best was refuted when it was proved again: {refuted.detail}")
@@ -204,15 +215,45 @@ def _teller(progress: Progress, ledger: Ledger, deadline: float) -> LoopProgress
     return tell
 
 
+def _climb_teller(progress: Progress, ledger: Ledger, deadline: float) -> SearchProgress:
+    def tell(strategy: str, evaluations: int, best_us: float) -> None:  # of batches
+        left_s = max(deadline - time.monotonic(), 0.0)
+        progress.update(done=evaluations, total=evaluations + 1, measured=ledger.measurements, failed=ledger.failures, left_s=left_s)
+
+    return tell
+
+
 def _studied(
     problem: Problem, bench: Bench, context: SearchContext, result: LoopResult, trials: int, *, lanes_matter: bool, run: str
 ) -> Proposal:
     """The better of the loop's best and the best of a study of list policies on the device, by rounds that both run in."""
-    corrected = Problem.make(problem.graph, result.costs, demand=problem.demand.tolist(), memory_bound=problem.memory_bound.tolist())
     found = study_on_device(
-        corrected, bench, context, result.ledger, incumbent=result.best, lanes_matter=lanes_matter, trials=trials, name=run
-    )
+        _corrected(problem, result), bench, context, result.ledger, incumbent=result.best, lanes_matter=lanes_matter, trials=trials,
+        name=run,
+    )  # fmt: skip
     if found.best is None or found.best.key == result.best.key:
         return result.best
     ranked = halve([result.best, found.best], bench.measure, result.ledger, first_rounds=_MATCH_ROUNDS, finalists=2)
     return ranked[0].proposal if ranked else result.best
+
+
+def _climbed(
+    problem: Problem,
+    bench: Bench,
+    context: SearchContext,
+    result: LoopResult,
+    schedule: Schedule,
+    settings: ClimbSettings,
+    *,
+    lanes_matter: bool,
+) -> Schedule:
+    """``schedule``, or what small changes made of it that won against it."""
+    corrected = _corrected(problem, result)
+    key = canonical_key(problem.graph, schedule, lanes_matter=lanes_matter)
+    start = Proposal((TUNED,), False, schedule, makespan_us(corrected, schedule), key)
+    found = climb(corrected, bench, context, result.ledger, incumbent=start, lanes_matter=lanes_matter, settings=settings)
+    return found.best.schedule
+
+
+def _corrected(problem: Problem, result: LoopResult) -> Problem:
+    return Problem.make(problem.graph, result.costs, demand=problem.demand.tolist(), memory_bound=problem.memory_bound.tolist())

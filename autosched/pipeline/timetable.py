@@ -139,6 +139,10 @@ class Timetable:
         after_s = self.pace.proof_s + (8 + 3 * 16) * self.pace.turn_s
         return most if each_s <= 0.0 else max(0, min(most, math.floor((seconds - after_s) / each_s)))
 
+    def work_s(self, proofs: int, turns: int) -> float:
+        """What so many proofs and turns take."""
+        return proofs * self.pace.proof_s + turns * self.pace.turn_s
+
     def more_proofs_s(self, unproved: int, rows: int, *, refine: bool) -> float:
         """What the budget is short of for so many more proofs, and for all those ``rows`` in the final comparison."""
         return max(unproved * self.pace.proof_s / (_PROOF_SHARE if refine else 1.0), self.more_rows_s(rows, refine=refine))

@@ -22,6 +22,8 @@ from autosched.pipeline.references import References
 from autosched.pipeline.refine import SessionBench, refine
 from autosched.pipeline.timetable import Pace, Timetable
 from autosched.pipeline.variants import VariantTimes
+from autosched.search.climb import ClimbResult
+from autosched.search.portfolio import Proposal
 from autosched.search.problem import Problem
 from autosched.search.strategy import SearchContext
 from tests.conformance.graphs import TwoBranches, two_branches_program
@@ -166,3 +168,37 @@ def test_a_strategy_that_breaks_is_a_failure_and_an_unknown_one_is_an_error(monk
     assert "a plugin's bug" in failures["wavefront"].detail
     with pytest.raises(UsageError, match="known"):
         propose(problem(), ["no_such_strategy"], context, lanes_matter=True)
+
+
+@pytest.mark.parametrize(("effort", "climbs"), [("quick", False), ("balanced", True)])
+def test_small_changes_get_the_time_that_is_left_unless_the_job_is_to_be_quick(
+    monkeypatch: pytest.MonkeyPatch, effort: str, climbs: bool
+) -> None:
+    session, made, ledger = SessionDouble(by_lanes, noise=0.001), problem(), Ledger()
+    first = make_candidate(made, "sequential", True, sequential(GRAPH), lanes_matter=True)
+    timetable = Timetable.starting(40.0)
+    prover = Prover(session, GRAPH, NOTHING, ledger, timetable.pace)
+    assert prover.refutation(first.schedule) is None
+    begun: list[tuple[Schedule, float]] = []
+    changed = dataclasses.replace(sequential(GRAPH), priority=(1,) * len(GRAPH))
+
+    def climb(made: Problem, bench: object, context: SearchContext, ledger: object, *, incumbent: Proposal, **_: object) -> ClimbResult:
+        assert context.deadline_s is not None
+        begun.append((incumbent.schedule, context.deadline_s))
+        return ClimbResult(dataclasses.replace(incumbent, schedule=changed), 1, 1)
+
+    monkeypatch.setattr("autosched.pipeline.refine.climb", climb)
+    preset = budget_for(effort)
+    budget = dataclasses.replace(preset, search=dataclasses.replace(preset.search, evaluations=500, trials=0))
+    timetable.pace.timed(1.0, 100)
+    found = refine(
+        session, made, prover.entries([first]), prover, budget=budget, timetable=timetable, rng=np.random.default_rng(0), ledger=ledger,
+        progress=Silent(),
+    )  # fmt: skip
+    [best] = found.best
+    assert len(begun) == int(climbs)
+    assert (best.schedule == changed) == climbs
+    if climbs:
+        [(schedule, until_s)] = begun
+        assert by_lanes(schedule) < by_lanes(first.schedule), "it begins with what the loop found"
+        assert until_s < timetable.loop_until_s(2, budget.final_rounds), "a batch that is begun must end in time"
