@@ -151,6 +151,34 @@ def test_frames_are_emptied_and_their_lines_stay() -> None:
     assert caught.value.__cause__ is not None
 
 
+def test_what_the_caller_is_handling_stays_as_it_is() -> None:
+    def fails_before() -> None:
+        thing = held()  # noqa: F841
+        raise KeyError("of the caller's own")
+
+    try:
+        fails_before()
+    except KeyError:
+        with pytest.raises(ValueError, match="ours") as caught:
+            raise ValueError("ours") from None
+        assert caught.value.__context__ is not None
+        empty_frames(caught.value)
+        assert held_now() == 1
+
+
+def test_generators_that_may_go_on_are_not_ended() -> None:
+    def tries() -> Iterator[Exception]:
+        try:
+            raise ValueError("once")
+        except ValueError as error:
+            yield error
+        yield ValueError("and again")
+
+    attempts = tries()
+    empty_frames(next(attempts))
+    assert "again" in str(next(attempts))
+
+
 def short_of_memory(_: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
