@@ -92,6 +92,7 @@ TABLES = {
     "recurrent-cpu": lambda: of_cpus(tables_recurrent.recurrent_table),
     "fused-cpu": lambda: of_cpus(lambda folder: tables_fused.fused_table(folder / "fused")),
     "search-quality": lambda: tables_search.quality_table(RESULTS / "sim" / "quality.json"),
+    "search-spare-time": lambda: tables_search.spare_time_table(RESULTS / "sim" / "spare_time.json"),
     "search-speed": lambda: tables_search.speed_table(RESULTS / "sim" / "speed.json"),
     "composition-cpu": lambda: of_cpus(lambda folder: included(folder / "composition.txt")),
     "composition-gpu": lambda: of_gpus(lambda folder: included(folder / "composition.txt")),

@@ -1,4 +1,4 @@
-"""Tables of the search experiments, from ``results/sim/quality.json`` and ``results/sim/speed.json``. All of it is simulated."""
+"""Tables of the search experiments, from ``quality.json``, ``speed.json`` and ``spare_time.json`` in ``results/sim``. All of it is simulated."""
 
 from __future__ import annotations
 
@@ -83,3 +83,32 @@ def speed_table(path: Path) -> str:
     cold = recorded["cold_start"]
     said = f"Cold start of compiled code {cold['empty_s']:.1f} s, cached {min(cold['cached_s']):.1f} s. " if cold else ""
     return "\n\n".join([rates, whole, f"{said}Seconds are measured, makespans simulated. {_taken(recorded)}."])
+
+
+def spare_time_table(path: Path) -> str:
+    """What time that the device loop leaves is worth in each way to spend it, by kind of device and noise."""
+    recorded = _read(path)
+    if recorded is None:
+        return NOT_YET
+    kinds: dict[tuple[float, str], list[dict[str, Any]]] = {}
+    for row in recorded["rows"]:
+        kinds.setdefault((row["noise"], row["device"]), []).append(row["ways"])
+    ways = list(recorded["rows"][0]["ways"])
+    table = _table(
+        ["simulated device", "noise of a run", "seeds", *ways],
+        [
+            [name, f"{100 * noise:.1f} %", str(len(found)), *(_over([each[way] for each in found]) for way in ways)]
+            for (noise, name), found in kinds.items()
+        ],
+    )
+    said = (
+        "Simulated. True time over that of the best baseline measured, median of seeds (least to most), and how many schedules were "
+        f"captured. {_taken(recorded)}."
+    )
+    return "\n\n".join([table, said])
+
+
+def _over(found: list[dict[str, float]]) -> str:
+    over = [each["over_baseline"] for each in found]
+    captures = statistics.median(each["captures"] for each in found)
+    return f"{statistics.median(over):.3f} ({min(over):.3f} to {max(over):.3f}), {captures:.0f}"

@@ -26,7 +26,7 @@ from autosched.search.strategy import SearchContext, Strategy
 logger = logging.getLogger(__name__)
 
 _TRACED = 4  # schedules, after each round
-# A smaller relative gain of the incumbent counts as none; two in a row end the loop.
+# A smaller relative gain of the incumbent counts as none.
 _LEAST_GAIN = 0.005
 
 
@@ -69,6 +69,7 @@ class LoopSettings:
         rounds: most rounds of search and measurement.
         candidates: proposals measured in each round.
         first_rounds, finalists: see ``halving.halve``.
+        idle: rounds in a row without gain that end the loop.
         correct: whether measurements correct the model (off in an ablation).
         priority_variants: see ``portfolio.proposals``.
     """
@@ -78,6 +79,7 @@ class LoopSettings:
     candidates: int = 32
     first_rounds: int = 2
     finalists: int = 4
+    idle: int = 2
     correct: bool = True
     priority_variants: int = 0
 
@@ -137,7 +139,7 @@ class _Run:
     def go(self) -> LoopResult:
         idle = 0
         for number in range(max(1, self.settings.rounds)):
-            if number and (idle >= 2 or self.context.expired()):
+            if number and (idle >= self.settings.idle or self.context.expired()):
                 break
             ranked = self._measure(self._candidates(number))
             if not ranked:

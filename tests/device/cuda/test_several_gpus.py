@@ -218,7 +218,8 @@ def test_a_whole_model_is_compiled_for_that_gpu(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(_Asked):
         preparing.capture_as(Lowering.INDUCTOR, Original(nn.ReLU(), (torch.ones(2),), None), device_named("cuda:1"), 10.0)
 
-    def at_once(captured: Any, home: torch.device, mode: Any) -> None:
+    def at_once(captured: Any, home: torch.device, mode: Any, *, threads: int | None) -> None:
+        assert threads is None
         compiled.append(str(home))
         raise _Asked
 
