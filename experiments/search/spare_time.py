@@ -1,7 +1,7 @@
 """What to do with time that the device loop leaves: more of its rounds, or hill climbing from where it ends. Everything is simulated.
 
-python experiments/search/spare_time.py            about 20 minutes of two cores; writes experiments/results/sim/spare_time.json
-python experiments/search/spare_time.py --smoke    a minute; figures mean nothing
+python experiments/search/spare_time.py            three minutes on two idle cores; writes experiments/results/sim/spare_time.json
+python experiments/search/spare_time.py --smoke    seconds; figures mean nothing
 
 Rows that the file has are kept: what was stopped goes on, and to begin anew, remove it.
 
@@ -258,7 +258,7 @@ def _spread(values: Sequence[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="a minute instead of many")
+    parser.add_argument("--smoke", action="store_true", help="seconds instead of minutes")
     parser.add_argument("--seeds", type=int, default=3, help="of each kind of device")
     parser.add_argument("--noise", type=float, nargs="*", default=[0.002, 0.01], help="of each run, as a share")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
