@@ -1,4 +1,4 @@
-"""Tables of the search experiments, from ``quality.json``, ``speed.json`` and ``spare_time.json`` in ``results/sim``. All of it is simulated."""
+"""Tables of the search experiments, from ``quality.json``, ``speed.json``, ``spare_time.json`` in ``results/sim``. All is simulated."""
 
 from __future__ import annotations
 
