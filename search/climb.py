@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autosched.core.schedule import Schedule, canonical_key
-from autosched.search.halving import Ledger
+from autosched.search.halving import Ledger, ratios_to
 from autosched.search.loop import Bench
 from autosched.search.neighbours import Move, Neighbours
 from autosched.search.portfolio import Proposal
@@ -156,11 +156,7 @@ class _Climb:
         beside = taken.get(self.incumbent.key)
         if beside is None:
             return {}
-        return {
-            item.key: [own / max(other, 1e-12) for own, other in zip(taken[item.key], beside, strict=True)]
-            for item in proposals
-            if item.key in taken
-        }
+        return {item.key: ratios_to(beside, taken[item.key]) for item in proposals if item.key in taken}
 
     def _fastest(self, proposals: Sequence[Proposal], ratios: Mapping[str, Sequence[float]]) -> list[Proposal]:
         live = [item for item in proposals if item.key in ratios]
@@ -172,7 +168,7 @@ class _Climb:
         taken = self.ledger.take([defender, challenger], rounds, self.bench.measure)
         if challenger.key not in taken or defender.key not in taken:
             return False
-        ratios = [own / max(other, 1e-12) for own, other in zip(taken[challenger.key], taken[defender.key], strict=True)]
+        ratios = ratios_to(taken[defender.key], taken[challenger.key])
         return statistics.median(ratios) < 1.0 and sum(ratio < 1.0 for ratio in ratios) >= self.settings.wins * rounds
 
     def _proposal(self, schedule: Schedule, predicted_us: float) -> Proposal:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autosched.core.schedule import canonical_key
-from autosched.search.halving import Ledger
+from autosched.search.halving import Ledger, ratios_to
 from autosched.search.loop import Bench
 from autosched.search.optuna_search import in_study, policy_of, sampler_of
 from autosched.search.policies import Decoder
@@ -128,7 +128,7 @@ class _Values:
     def _value_us(self, own_us: Sequence[float], beside_us: Sequence[float] | None) -> float:
         if beside_us is None or self.incumbent_us is None:  # the incumbent runs no more
             return statistics.median(own_us)
-        return self.incumbent_us * statistics.median(own / max(beside, 1e-12) for own, beside in zip(own_us, beside_us, strict=True))
+        return self.incumbent_us * statistics.median(ratios_to(beside_us, own_us))
 
     def _scale_by(self, taken: Mapping[str, Sequence[float]]) -> None:
         if self.incumbent_us is None and taken.get(self.incumbent.key):

@@ -155,9 +155,13 @@ def halve(
     return dropped
 
 
+def ratios_to(beside_us: Sequence[float], times_us: Sequence[float]) -> list[float]:
+    """Each time over the one of the same round that it is compared with: what slows a whole round down changes nothing."""
+    return [time / max(other, 1e-12) for time, other in zip(times_us, beside_us, strict=True)]
+
+
 def _ranked(proposal: Proposal, times_us: Sequence[float], reference_us: Sequence[float]) -> Ranked:
-    ratios = [time / max(other, 1e-12) for time, other in zip(times_us, reference_us, strict=True)]
-    return Ranked(proposal, statistics.median(ratios), statistics.median(times_us), len(times_us))
+    return Ranked(proposal, statistics.median(ratios_to(reference_us, times_us)), statistics.median(times_us), len(times_us))
 
 
 def _always_kept(ranked: Sequence[Ranked], reference: str) -> list[Ranked]:

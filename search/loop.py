@@ -218,8 +218,7 @@ class _Run:
             costs = correct_with_traces(self.original, traced)
         else:
             costs = correct_with_times(self.original, [(item.proposal.schedule, item.median_us) for item in self.evidence.values()])
-        old = self.problem
-        self.problem = Problem.make(old.graph, costs, demand=old.demand.tolist(), memory_bound=old.memory_bound.tolist())
+        self.problem = self.problem.with_costs(costs)
 
     def _report(self, number: int) -> None:
         if self.progress is not None and self.best is not None:

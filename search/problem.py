@@ -106,6 +106,10 @@ class Problem:
             memory_bound=bound,
         )
 
+    def with_costs(self, costs: CostTable) -> Problem:
+        """The same graph with what is known of its costs by now."""
+        return Problem.make(self.graph, costs, demand=self.demand.tolist(), memory_bound=self.memory_bound.tolist())
+
     @staticmethod
     def from_arrays(predecessors: Sequence[Sequence[int]], costs: CostTable) -> Problem:
         """A problem without a model: for each operator, the operators it waits for, all numbered below it.

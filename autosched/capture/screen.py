@@ -320,8 +320,6 @@ _PACKED = (
     "A packed sequence has sizes that depend on its lengths: give the layer the padded batch, and take the last step of each row by its "
     "length (torch.gather). In one direction that is the same."
 )
-
-
 _UNCHECKED = (
     "PyTorch's distributions check the values that they are given: make each with validate_args=False, or all of them by "
     "torch.distributions.Distribution.set_default_validate_args(False)."

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from autosched.core.records import Failure
 from autosched.device.cpu_measure import TEAM_SPIN_S, no_collector, runs_lasting, warmed_us
 from autosched.device.worker_child import describe
+from autosched.runtime.thread_count import torch_threads
 from autosched.runtime.trees import renewed_calls
 
 
@@ -53,7 +53,7 @@ class EagerBaseline:
         if self._failure is not None:
             return self._failure
         try:
-            with _threads(self._threads), torch.inference_mode(), no_collector():
+            with torch_threads(self._threads), torch.inference_mode(), no_collector():
                 taken_us = warmed_us(self._calls_us, lambda once_us: runs_lasting(self._min_block_us, once_us))
         except Exception as error:
             self._failure = describe(error)
@@ -94,13 +94,3 @@ def _together_us(run: Callable[..., Any], waiting: list[tuple[tuple[Any, ...], d
         args, kwargs = waiting.pop()
         run(*args, **kwargs)
     return max(1, time.perf_counter_ns() - start_ns) / 1000.0
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

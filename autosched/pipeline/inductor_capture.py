@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.rounding import coarsest_of
 from autosched.runtime.slot import read_by_stride
+from autosched.runtime.thread_count import torch_threads
 
 logger = logging.getLogger(__name__)
 
@@ -93,24 +94,13 @@ def lower_inductor(captured: Captured, device: torch.device | str, mode: Mode = 
         # A call with such an input laid out otherwise must not run on a copy of it, and launches do not tell.
         return Refused("the model reads the memory of an input by strides of its own (as_strided)")
     # Generated code launches on the current GPU.
-    with made_current(home), _threads(threads):
+    with made_current(home), contextlib.nullcontext() if threads is None else torch_threads(threads):
         for in_place in forms_of(captured.program):
             found = _lowered(captured, home, mode, in_place=in_place)
             if isinstance(found, Captured):
                 return found
             logger.info("no inductor lowering%s: %s", " that overwrites what the model changes" if in_place else "", found.reason)
         return found
-
-
-@contextlib.contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _lowered(captured: Captured, home: torch.device, mode: Mode, *, in_place: bool) -> Captured | Refused:
@@ -140,11 +130,8 @@ def _other_width(
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1:
         return ""
-    torch.set_num_threads(1)
-    try:
+    with torch_threads(1):
         narrow = record(source, constants, device, dataclasses.replace(mode, choices=recording.program.choices), in_place=in_place)
-    finally:
-        torch.set_num_threads(threads)
     if isinstance(narrow, Refused):
         return f"on one thread: {narrow.reason}"
     difference = first_difference(recording.program, narrow.program)

@@ -144,35 +144,35 @@ def refine(
     if kept.resumed:
         ledger.notes.append(f"went on from an interrupted run: {sum(map(len, kept.times_us.values()))} schedule timings were at hand")
     # Priorities cannot be simulated; where the device has them they are tried as variants of the best schedules.
-    asked = profile.loop(lanes_matter=limits.lanes_matter, priority_variants=3 if len(limits.priorities) > 1 else 0)
-    asked = dataclasses.replace(asked, candidates=count)
+    settings = profile.loop(lanes_matter=limits.lanes_matter, priority_variants=3 if len(limits.priorities) > 1 else 0)
+    settings = dataclasses.replace(settings, candidates=count)
     context = SearchContext(rng, profile.evaluations, time.monotonic() + loop_s, max_lanes=limits.max_lanes, widths=limits.widths)
     first = context.share(context.max_evaluations, seconds_share=_LOOP_SHARE if profile.trials else 1.0)
     strategies = [_Given(entry.name, entry.candidates[0].is_baseline, entry.schedule) for entry in given]
     try:
         result = search_on_device(
-            problem, bench, first, asked, strategies=strategies, progress=_teller(progress, ledger, deadline),
+            problem, bench, first, settings, strategies=strategies, progress=_teller(progress, ledger, deadline),
             known_times_us=kept.times_us, known_failures=kept.failures, known_traces=kept.traces,
         )  # fmt: skip
     except NoFeasibleCandidate as error:
         ledger.notes.append(f"the device loop found nothing: {error}")
         return Refined()
-    best = result.best
+    best, corrected = result.best, problem.with_costs(result.costs)
     if profile.trials and limits.max_lanes > 1 and not context.expired():
         study = dataclasses.replace(context.share(0), study_path=None if study_path is None else str(study_path))
-        best = _studied(problem, bench, study, result, profile.trials, lanes_matter=limits.lanes_matter, run=kept.run)
+        best = _studied(corrected, bench, study, result, profile.trials, lanes_matter=limits.lanes_matter, run=kept.run)
     schedule = best.schedule
     if variants is not None:
         most = timetable.variants(deadline - time.monotonic(), MOST_TRIED)
         schedule = try_variants(sessions, schedule, problem.graph, variants, most=most)
     if profile.idle_climbs and limits.max_lanes > 1:
-        settings = ClimbSettings(idle=profile.idle_climbs)
+        climbs = ClimbSettings(idle=profile.idle_climbs)
         # A batch that is begun is measured to its end.
-        until_s = deadline - timetable.work_s(settings.batch, settings.turns)
+        until_s = deadline - timetable.work_s(climbs.batch, climbs.turns)
         left = dataclasses.replace(context.share(0), deadline_s=until_s, progress=_climb_teller(progress, ledger, deadline))
         if not left.expired():
             progress.stage("small changes", timetable.left_s())
-            schedule = _climbed(problem, bench, left, result, schedule, settings, lanes_matter=limits.lanes_matter)
+            schedule = _climbed(corrected, bench, left, result, schedule, climbs, lanes_matter=limits.lanes_matter)
     # What an interrupted run measured it had proved; this process trusts only its own proofs.
     if (refuted := prover.refutation(schedule)) is not None:
         ledger.notes.append(f"the device loop's best was refuted when it was proved again: {refuted.detail}")
@@ -224,13 +224,12 @@ def _climb_teller(progress: Progress, ledger: Ledger, deadline: float) -> Search
 
 
 def _studied(
-    problem: Problem, bench: Bench, context: SearchContext, result: LoopResult, trials: int, *, lanes_matter: bool, run: str
+    corrected: Problem, bench: Bench, context: SearchContext, result: LoopResult, trials: int, *, lanes_matter: bool, run: str
 ) -> Proposal:
     """The better of the loop's best and the best of a study of list policies on the device, by rounds that both run in."""
     found = study_on_device(
-        _corrected(problem, result), bench, context, result.ledger, incumbent=result.best, lanes_matter=lanes_matter, trials=trials,
-        name=run,
-    )  # fmt: skip
+        corrected, bench, context, result.ledger, incumbent=result.best, lanes_matter=lanes_matter, trials=trials, name=run
+    )
     if found.best is None or found.best.key == result.best.key:
         return result.best
     ranked = halve([result.best, found.best], bench.measure, result.ledger, first_rounds=_MATCH_ROUNDS, finalists=2)
@@ -238,7 +237,7 @@ def _studied(
 
 
 def _climbed(
-    problem: Problem,
+    corrected: Problem,
     bench: Bench,
     context: SearchContext,
     result: LoopResult,
@@ -248,12 +247,7 @@ def _climbed(
     lanes_matter: bool,
 ) -> Schedule:
     """``schedule``, or what small changes made of it that won against it."""
-    corrected = _corrected(problem, result)
-    key = canonical_key(problem.graph, schedule, lanes_matter=lanes_matter)
+    key = canonical_key(corrected.graph, schedule, lanes_matter=lanes_matter)
     start = Proposal((TUNED,), False, schedule, makespan_us(corrected, schedule), key)
     found = climb(corrected, bench, context, result.ledger, incumbent=start, lanes_matter=lanes_matter, settings=settings)
     return found.best.schedule
-
-
-def _corrected(problem: Problem, result: LoopResult) -> Problem:
-    return Problem.make(problem.graph, result.costs, demand=problem.demand.tolist(), memory_bound=problem.memory_bound.tolist())

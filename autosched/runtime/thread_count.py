@@ -8,8 +8,9 @@ whoever puts a count back.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,6 +21,17 @@ def use_threads(count: int) -> None:
     """Have operators of the calling thread use ``count`` threads; of others as well, later, where only PyTorch itself can be told."""
     for tell in _own_counts() or (torch.set_num_threads,):
         tell(count)
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """PyTorch's own count is ``count`` within the block: code that is compiled there is written for so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @lru_cache(maxsize=1)

@@ -163,15 +163,11 @@ class Ended:
         return bench, copy.deepcopy(self.found.ledger)
 
 
-def _corrected(problem: Problem, found: LoopResult) -> Problem:
-    return Problem.make(problem.graph, found.costs, demand=problem.demand.tolist(), memory_bound=problem.memory_bound.tolist())
-
-
 def loop_as_it_is(bench: Bench, seed: int, evaluations: int) -> Ended:
     profile, problem = PROFILES[Effort.BALANCED], bench.model
     context = SearchContext(np.random.default_rng(seed), evaluations)
     found = search_on_device(problem, bench, context, dataclasses.replace(profile.loop(lanes_matter=False), rounds=3))
-    corrected = _corrected(problem, found)
+    corrected = problem.with_costs(found.costs)
     study = study_on_device(
         corrected, bench, context.share(0), found.ledger, incumbent=found.best, lanes_matter=False, trials=profile.trials
     )
@@ -205,7 +201,7 @@ def loop_of(rounds: int, bench: Bench, seed: int, evaluations: int) -> Ended:
     """The loop with so many rounds, from its beginning."""
     settings = dataclasses.replace(PROFILES[Effort.BALANCED].loop(lanes_matter=False), rounds=rounds, idle=rounds)
     found = search_on_device(bench.model, bench, SearchContext(np.random.default_rng(seed), evaluations), settings)
-    return Ended(bench, found, found.best, _corrected(bench.model, found))
+    return Ended(bench, found, found.best, bench.model.with_costs(found.costs))
 
 
 def one(task: tuple[str, int, float, bool]) -> dict[str, object]:

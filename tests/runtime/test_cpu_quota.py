@@ -8,6 +8,7 @@ import pytest
 
 from autosched.runtime import host_key
 from autosched.runtime.cpu_quota import quota_cores
+from tests.conformance.control_groups import written_groups
 
 
 @pytest.mark.parametrize(
@@ -26,13 +27,7 @@ from autosched.runtime.cpu_quota import quota_cores
     ],
 )
 def test_the_strictest_quota_counts(tmp_path: Path, files: dict[str, str], own: str | None, cores: float | None) -> None:
-    for name, text in files.items():
-        path = tmp_path / "groups" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    if own is not None:
-        (tmp_path / "own").write_text(own)
-    assert quota_cores(tmp_path / "groups", tmp_path / "own") == cores
+    assert quota_cores(*written_groups(tmp_path, files, own)) == cores
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(None, 8), (2.5, 2), (0.5, 1), (64.0, 8)])

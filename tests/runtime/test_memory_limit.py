@@ -8,6 +8,7 @@ import pytest
 
 from autosched.runtime.memory_limit import free_in_groups
 from autosched.runtime.regions import pool
+from tests.conformance.control_groups import written_groups
 
 _NO_LIMIT = "9223372036854771712\n"
 
@@ -40,13 +41,7 @@ _NO_LIMIT = "9223372036854771712\n"
     ],
 )
 def test_the_strictest_limit_counts(tmp_path: Path, files: dict[str, str], own: str | None, free: int | None) -> None:
-    for name, text in files.items():
-        path = tmp_path / "groups" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    if own is not None:
-        (tmp_path / "own").write_text(own)
-    assert free_in_groups(tmp_path / "groups", tmp_path / "own") == free
+    assert free_in_groups(*written_groups(tmp_path, files, own)) == free
 
 
 def test_compilers_keep_within_a_containers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
