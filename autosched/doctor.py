@@ -181,12 +181,13 @@ def _gpu(what: str, index: int, named: str) -> Finding:
         require_kernels(index)
     except DeviceError as error:
         return Finding(what, State.PROBLEM, named, str(error))
-    use = GpuMeter(index).use()
-    if use is None:
+    meter = GpuMeter(index)
+    share, use = meter.others_share(), meter.use()
+    if share is None or use is None:
         return Finding(what, State.OK, named, "")
     held = f"{use.held_bytes / 2**30:.0f} of {use.memory_bytes / 2**30:.0f} GiB of its memory taken"
-    if use.busy > DISTURBED:
-        detail = f"{named}; other processes keep it busy {100 * use.busy:.0f} % of the time now, {held}"
+    if share > DISTURBED:
+        detail = f"{named}; other processes keep it busy {100 * share:.0f} % of the time now, {held}"
         return Finding(what, State.BUSY, detail, "stop other work on it before tuning: what is timed beside it says nothing")
     return Finding(what, State.OK, f"{named}; {held}" if use.held_bytes > use.memory_bytes * DISTURBED else named, "")
 

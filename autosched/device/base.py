@@ -153,6 +153,18 @@ class StartsEarly(Protocol):
 
 
 @runtime_checkable
+class TellsOtherWork(Protocol):
+    """A device of which the share can be told that other processes take."""
+
+    def other_work(self) -> float | None:
+        """Share (0 to 1) of the time in which other processes' work runs on it, now; ``None`` where nobody tells.
+
+        To be called while nothing that this process has started runs there. Takes up to three seconds where anything ran a moment ago,
+        for that may have been this process's own.
+        """
+
+
+@runtime_checkable
 class OneOfSeveral(Protocol):
     """A device that a machine may have several of: its class takes ``index``, the number after the colon of ``cuda:1``."""
 

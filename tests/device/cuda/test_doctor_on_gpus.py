@@ -11,6 +11,7 @@ import torch
 
 from autosched import doctor
 from autosched.core.errors import DeviceError
+from autosched.device.cuda.meter import GpuMeter
 from autosched.device.registry import device_like, place_of
 from autosched.pipeline.bundles import verdict_here
 from autosched.runtime.cuda import bindings
@@ -94,6 +95,7 @@ def test_a_file_for_a_gpu_that_cannot_be_used_says_why_and_not_every_field(monke
 def test_what_other_processes_use_of_a_gpu_is_said(
     busy_pct: int, held_gib: int, state: doctor.State, detail: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setitem(sys.modules, "pynvml", nvml(busy_pct, held_gib))
     with gpus_called("Test GPU"):
         said = found()
@@ -103,10 +105,45 @@ def test_what_other_processes_use_of_a_gpu_is_said(
 
 @pytest.mark.parametrize("refuses", ["nvmlInit", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo"])
 def test_a_gpu_of_which_nvml_tells_nothing_is_fine(refuses: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setitem(sys.modules, "pynvml", nvml(93, 12, refuses=refuses))
     with gpus_called("Test GPU"):
         said = found()
     assert (said["cuda"].state, said["cuda"].detail) == (doctor.State.OK, "Test GPU")
+
+
+@pytest.mark.parametrize(
+    ("busy_pct", "share", "waits"),
+    [
+        ((0,), 0.0, 0),
+        # What this process ran a moment ago.
+        ((80, 0), 0.0, 1),
+        ((80, 60, 0), 0.0, 2),
+        ((80, 60, 35), 0.35, 2),
+        ((80, None), None, 1),
+        ((None,), None, 0),
+    ],
+)
+def test_other_processes_share_of_a_gpu_is_that_after_our_own_kernels(
+    busy_pct: tuple[int | None, ...], share: float | None, waits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, waited = list(busy_pct), []
+
+    def rates(handle: object) -> types.SimpleNamespace:
+        now = said.pop(0)
+        if now is None:
+            raise RuntimeError("Not Supported")
+        return types.SimpleNamespace(gpu=now)
+
+    library = nvml(0, 1)
+    library.nvmlDeviceGetUtilizationRates = rates
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setattr("time.sleep", waited.append)
+    with gpus_called("Test GPU"):
+        assert GpuMeter(0).others_share() == share
+    # No window may hold anything from before.
+    assert len(waited) == waits
+    assert all(seconds > 1.0 for seconds in waited)
 
 
 @pytest.fixture
