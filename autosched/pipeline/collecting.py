@@ -30,6 +30,7 @@ from autosched.datasets.store import Store
 from autosched.device.base import Device, Session
 from autosched.device.registry import device_named
 from autosched.pipeline.graph_proofs import launch_facts
+from autosched.pipeline.other_work import COLLECT_AGAIN, other_work_note
 from autosched.pipeline.readiness import begin_searches, ready_lanes, ready_searches
 from autosched.pipeline.replaying import StoreRecording
 from autosched.pipeline.schedule_runs import measure_schedules
@@ -161,7 +162,7 @@ def collect(
     if wanted.schedules:
         ready_searches(told)
     store = _store_at(Path(folder))
-    left_out: list[str] = [lanes_note] if lanes_note else []
+    left_out = [note for note in (lanes_note, other_work_note(opened, "at the beginning", COLLECT_AGAIN)) if note]
     not_measured: list[str] = []
     unfinished: list[str] = []
     lost: DeviceError | None = None
@@ -201,6 +202,8 @@ def collect(
             unfinished.append(subject.name)
     if lost is not None and len(not_measured) == len(subjects):
         raise lost
+    if note := other_work_note(opened, "at the end", COLLECT_AGAIN):
+        left_out.append(note)
     return _result(store, opened, subjects, left_out, not_measured, unfinished, total)
 
 

@@ -173,8 +173,8 @@ def _outcome(run: Run, costs: Costs, field: Field, times: Times, judgement: Judg
     kept = field.entry(judgement.chosen).schedule
     traced = run.session.schedules([kept], rounds=_TRACE_ROUNDS, trace=True, min_block_us=_TRACE_BLOCK_US)[0]
     peaks = run.session.schedules([entry.schedule for entry in field.entries], rounds=1)
-    disturbed = disturbance_note([traced, *peaks], device_facts(run.device.key)) or other_work_note(run.device, "at the end of this job")
-    run.ledger.notes += [note for note in (disturbed, paging_note(traced)) if note]
+    cores, device = disturbance_note([traced, *peaks], device_facts(run.device.key)), other_work_note(run.device, "at the end of this job")
+    run.ledger.notes += [note for note in (cores, device, paging_note(traced)) if note]
     bytes_of = [None if isinstance(peak, Failure) else peak.peak_memory_bytes for peak in peaks]
     rows = strategy_rows(field.entries, bytes_of, field.externals, field.failures, times)
     report = _report(run, costs, field, judgement, rows)
@@ -183,7 +183,7 @@ def _outcome(run: Run, costs: Costs, field: Field, times: Times, judgement: Judg
     elif any(isinstance(peak, ScheduleRecord) and peak.source is not Source.MEASURED for peak in peaks):
         report = _simulated(report)
     else:
-        _remember(run, costs, field, times, report, quiet=not judgement.restless and not disturbed)
+        _remember(run, costs, field, times, report, quiet=not (judgement.restless or cores or device))
     trace = None if isinstance(traced, Failure) else traced
     planned = simulate(costs.problem, kept)
     ends = tuple(map(float, planned.start_us)), tuple(map(float, planned.end_us))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import autosched
 from autosched.device.cpu import CpuDevice
 from autosched.device.registry import DEVICES
+from autosched.pipeline.collecting import Subject, collect
 from autosched.pipeline.other_work import other_work_note
 from tests.conformance.graphs import TwoBranches, two_branches_inputs
 
@@ -42,3 +45,11 @@ def test_a_job_asks_before_and_after_and_leaves_no_times_to_the_cost_model(monke
     when = [note.split("of the time ")[1].split(":")[0] for note in report.notes if "other processes kept" in note]
     assert when == ["at the end of this job", "when this job began"]
     assert left == [{}]
+
+
+def test_who_collects_beside_others_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(DEVICES._places, "cpu", f"{__name__}:Shared")
+    args, kwargs = two_branches_inputs()
+    said = collect([Subject("two", TwoBranches().eval(), args, kwargs)], tmp_path / "runs", device="cpu", budget_s=1.0).summary()
+    for when in ("at the beginning", "at the end"):
+        assert f"busy 42% of the time {when}: runs taken beside them" in said
