@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -60,6 +61,11 @@ def test_the_report_is_complete_and_consistent(tuned: pipeline.Tuned) -> None:
         row.max_abs_error is not None and row.max_abs_error < 1e-4 for row in report.strategies if row.measured_us and row.predicted_us
     )
     assert report.verdict in tuned.summary()
+    # The raw times behind the figures; a file does without them.
+    assert [item.again for item in report.rounds] == [False] * (len(report.rounds) - 1) + [True]
+    for item in report.rounds:
+        assert item.again or rows[item.name].measured_us == pytest.approx(median(item.times_us), abs=0.01)
+    assert tuned.bundle.evidence.report.rounds == ()
 
 
 def test_a_saved_schedule_loads_and_computes_what_the_model_computes(bundle: Path) -> None:

@@ -57,6 +57,20 @@ class FoundSchedule:
         return f" = {self.others[0] if len(self.others) == 1 else f'{len(self.others)} others'}" if self.others else ""
 
 
+@dataclass(frozen=True, slots=True)
+class TimedRounds:
+    """Raw times of one schedule or baseline in the final comparison, microseconds: one for each round, in the order of the rounds.
+
+    Args:
+        name: of the row it was timed as; rows of other names with the same schedule have the same times.
+        again: whether this is the second column of that schedule, which was run twice in each round (A/A).
+    """
+
+    name: str
+    times_us: tuple[float, ...]
+    again: bool = False
+
+
 class LoweringOutcome(enum.StrEnum):
     """What became of one way to cut the model into operators."""
 
@@ -161,6 +175,7 @@ class TuneReport:
         stages: where the time went, in the order the stages came; empty if nobody kept count.
         bundle: the file that the schedule was saved to; ``None`` if it was not.
         cached: the same in the cache of tuned schedules, where ``torch.compile`` finds it; ``None`` if it was not kept there.
+        rounds: raw times behind ``strategies``; empty in a file's evidence, where medians and intervals are enough.
     """
 
     model: str
@@ -189,6 +204,7 @@ class TuneReport:
     lowerings: tuple[LoweringRow, ...] = ()
     cached: str | None = None
     stages: tuple[StageTime, ...] = ()
+    rounds: tuple[TimedRounds, ...] = ()
 
     def schedules(self) -> list[FoundSchedule]:
         """The rows with each schedule once, fastest first; of several names that of the kept one, then the first."""

@@ -84,8 +84,8 @@ def make_bundle(
         model=model_fingerprint(program),
     )
     created_by = CreatedBy(autosched.__version__, str(torch.__version__), platform.python_version())
-    # The path of the file is no part of what is in it.
-    evidence = dataclasses.replace(evidence, report=dataclasses.replace(evidence.report, bundle=None))
+    # The path of the file is no part of what is in it, and raw times are for whoever ran the job.
+    evidence = dataclasses.replace(evidence, report=dataclasses.replace(evidence.report, bundle=None, rounds=()))
     return Bundle(program, schedule, evidence, key, created_by, dict(literals))
 
 

@@ -177,7 +177,7 @@ def _outcome(run: Run, costs: Costs, field: Field, times: Times, judgement: Judg
     run.ledger.notes += [note for note in (cores, device, paging_note(traced)) if note]
     bytes_of = [None if isinstance(peak, Failure) else peak.peak_memory_bytes for peak in peaks]
     rows = strategy_rows(field.entries, bytes_of, field.externals, field.failures, times)
-    report = _report(run, costs, field, judgement, rows)
+    report = _report(run, costs, field, judgement, rows, times)
     if run.recording is not None:
         report = replayed_report(report, _by_key(field), run.session)
     elif any(isinstance(peak, ScheduleRecord) and peak.source is not Source.MEASURED for peak in peaks):
@@ -190,7 +190,7 @@ def _outcome(run: Run, costs: Costs, field: Field, times: Times, judgement: Judg
     return Outcome(report, run.captured, kept, run.device, trace, ends, _alone(costs, kept), tuple(run.ledger.left_out))
 
 
-def _report(run: Run, costs: Costs, field: Field, judgement: Judgement, rows: Sequence[StrategyRow]) -> TuneReport:
+def _report(run: Run, costs: Costs, field: Field, judgement: Judgement, rows: Sequence[StrategyRow], times: Times) -> TuneReport:
     return TuneReport(
         model=run.options.name,
         graph_hash=run.graph.hash,
@@ -213,6 +213,7 @@ def _report(run: Run, costs: Costs, field: Field, judgement: Judgement, rows: Se
         unstable=judgement.unstable,
         critical_path_us=costs.bounds.critical_path_us,
         work_us=costs.bounds.work_us,
+        rounds=times.rounds(),
     )
 
 
@@ -224,6 +225,7 @@ def _simulated(report: TuneReport) -> TuneReport:
         verdict=f"Simulated, nothing was measured: {report.verdict}",
         measurements=0,
         source=Source.SIMULATED,
+        rounds=(),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from autosched.core.progress import Progress
 from autosched.core.records import Failure, Samples
+from autosched.core.report import TimedRounds
 from autosched.core.schedule import Schedule
 from autosched.device.base import Session
 from autosched.device.timing import RESTLESS_PCT, Ratio, beyond_noise, is_unstable, noise_floor_pct, paired_ratio, summarize
@@ -60,6 +61,15 @@ class Times:
         """Median and interval of one name, if it was timed."""
         column = self.columns.get(name)
         return summarize(column) if column else None
+
+    def rounds(self) -> tuple[TimedRounds, ...]:
+        """For a report, to a hundredth of a microsecond: no clock here is finer."""
+        columns = [*self.columns.items(), (self.anchor, self.again)]
+        return tuple(
+            TimedRounds(name, tuple(round(time_us, 2) for time_us in column), again=place == len(self.columns))
+            for place, (name, column) in enumerate(columns)
+            if column
+        )
 
 
 def interleave(

@@ -309,5 +309,5 @@ def replayed_report(report: TuneReport, groups: Mapping[str, Sequence[Candidate]
     )
     verdict = f"Replayed, nothing was measured: {report.verdict}"
     return dataclasses.replace(
-        report, strategies=rows, verdict=verdict, notes=(note, *report.notes), measurements=0, source=Source.REPLAYED
+        report, strategies=rows, verdict=verdict, notes=(note, *report.notes), measurements=0, source=Source.REPLAYED, rounds=()
     )

@@ -77,6 +77,15 @@ def test_a_candidate_that_dies_in_the_duel_is_not_kept() -> None:
     assert "boom" in judgement.verdict
 
 
+def test_a_report_has_the_raw_times_of_every_round_and_the_second_column_of_the_anchor() -> None:
+    times, _ = run(1000.0, 1300.0, 950.0)
+    rounds = times.rounds()
+    assert [(item.name, item.again) for item in rounds] == [*((name, False) for name in times.columns), (times.anchor, True)]
+    for item, column in zip(rounds, [*times.columns.values(), times.again], strict=True):
+        assert item.times_us == pytest.approx(column, abs=0.005)
+    assert Times({}, {}, "sequential", []).rounds() == ()
+
+
 def test_a_slower_candidate_is_never_kept() -> None:
     _, judgement = run(1000.0, 900.0, 1100.0)
     assert judgement.chosen == "sequential_wide"
