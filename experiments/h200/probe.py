@@ -1,4 +1,4 @@
-"""Ten questions about CUDA graphs that no document answers, asked of the device itself; and five more.
+"""Ten questions about CUDA graphs that no document answers, asked of the device itself; and six more.
 
     python experiments/h200/probe.py --out results/h100          # everything, within nine minutes on one GPU
     python experiments/h200/probe.py --out out --only P4 P6
@@ -56,6 +56,7 @@ PROBES: dict[str, tuple[str, dict[str, str]]] = {
     "P13": ("What does programmatic dependent launch save in a chain of kernels in a graph, and are its edges marked?", {}),
     "P14": ("How long may the device idle before its clock falls, and does what is done about it bring it back?", {}),
     "P15": ("What takes the time in the graph of torch.compile for a small model, and its products by cuBLAS and cuBLASLt?", {}),
+    "P16": ("What do changes of the device's pace come with: a graph's memory, the clocks, or a pause?", {}),
 }
 
 

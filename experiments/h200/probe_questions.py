@@ -8,6 +8,7 @@ import probe_measuring
 import probe_memory
 import probe_nodes
 import probe_order
+import probe_pace
 import probe_products
 from probe_bench import Answer, Bench
 
@@ -29,5 +30,6 @@ ANSWERS: dict[str, Callable[[Bench], Answer]] = {
     "P13": probe_order.p13,
     "P14": probe_measuring.p14,
     "P15": probe_products.p15,
+    "P16": probe_pace.p16,
 }
-ON_THE_DOUBLE = frozenset({"P1", "P2", "P3", "P6", "P9", "P11", "P12"})
+ON_THE_DOUBLE = frozenset({"P1", "P2", "P3", "P6", "P9", "P11", "P12", "P16"})
