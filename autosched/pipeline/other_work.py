@@ -5,7 +5,6 @@ from __future__ import annotations
 from autosched.datasets.facts import DISTURBED
 from autosched.device.base import Device, TellsOtherWork
 
-
 TUNE_AGAIN = (
     "what is fastest beside them need not be fastest alone; stop other work on it and tune again, with --fresh (in Python: fresh=True)"
 )

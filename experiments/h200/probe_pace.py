@@ -46,8 +46,8 @@ def p16(bench: Bench) -> Answer:
     blocks = {name: [row.get(name) for row in rows] for name in rows[0]}
     data = {"blocks": blocks, "captures": [spread(column) for column in columns], "paused_us": paused}
     return (
-        f"{len(rows)} blocks of {len(graphs)} captures of one schedule: their medians are {_apart(medians)} % apart; within one, nine tenths "
-        f"of the blocks {100.0 * (high / low - 1.0):.1f} %; in its slower and faster half, {_beside(rows, medians)}; after so many "
+        f"{len(rows)} blocks of {len(graphs)} captures of one schedule: their medians are {_apart(medians)} % apart; within one, nine "
+        f"tenths of the blocks {100.0 * (high / low - 1.0):.1f} %; in its slower and faster half, {_beside(rows, medians)}; after so many "
         f"seconds of pause a block takes {idle} of what it does without"
     ), data
 
