@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from autosched.core.errors import ArtifactCorrupt, UsageError
 from autosched.core.records import MAX_SLOWDOWN, SoftwareKey
-from autosched.costmodel.analytic import AnalyticModel
+from autosched.costmodel.analytic import CUDA_BACKGROUND, AnalyticModel
 from autosched.costmodel.design import design, take, take_labels
 from autosched.costmodel.features import PAIR_FEATURES
 from autosched.costmodel.graybox import GrayboxModel
@@ -127,9 +127,16 @@ def test_on_cuda_the_first_takes_the_slots_and_the_last_waits() -> None:
     first, last = ask(full, small, GPU)
     assert first < 1.1
     assert last == MAX_SLOWDOWN
-    assert max(ask(small, kernel("c", blocks=20), GPU)) < 1.1
+    # Neither lacks anything, and they slow each other down all the same.
+    assert ask(small, kernel("c", blocks=20), GPU) == pytest.approx((CUDA_BACKGROUND, CUDA_BACKGROUND))
     # A second wave of a tenth leaves room for half of the time.
     assert ask(kernel("d", blocks=440), small, GPU)[1] == pytest.approx(2.0, rel=0.05)
+
+
+def test_what_learned_models_read_of_a_cuda_device_is_as_it_was() -> None:
+    """Models that users have trained rest upon it."""
+    query = PairQuery((kernel("a", blocks=20), kernel("b", blocks=20)), (GPU,), np.zeros(2, dtype=np.int64), np.array([0]), np.array([1]))
+    assert design(query).prior_log == pytest.approx(np.log([1.01, 1.01]))
 
 
 def test_on_an_unknown_kind_of_device_operators_share_its_peaks_and_nothing_else() -> None:
