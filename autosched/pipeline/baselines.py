@@ -10,6 +10,7 @@ import torch
 
 from autosched.capture.export import Captured
 from autosched.config import compile_modes
+from autosched.core.errors import DeviceError
 from autosched.core.program import Program
 from autosched.core.progress import OUTSIDE, Progress
 from autosched.core.records import Failure
@@ -18,11 +19,12 @@ from autosched.device.base import Device
 from autosched.device.baselines import EagerBaseline
 from autosched.device.compiled_baseline import CompiledBaseline, ModelSource
 from autosched.device.cpu_measure import SHORTEST_BLOCK_US
-from autosched.device.cuda.baseline_session import PREPARE_TIMEOUT_S, CudaBaseline, ModelCall
+from autosched.device.cuda.baseline_session import PREPARE_TIMEOUT_S, CudaBaseline, ModelCall, new_baseline_worker
 from autosched.device.cuda.baselines import MODES, BaselineKind
 from autosched.device.cuda.settings import current_settings
 from autosched.device.host import physical_cores
 from autosched.device.registry import index_of
+from autosched.device.worker import Worker
 from autosched.pipeline.adopting import TORCH_COMPILE
 from autosched.pipeline.compile_time import CompileTime
 from autosched.pipeline.granularity import REPLAY, has_product
@@ -57,7 +59,7 @@ def eager_externals(
 
 
 class Rivals:
-    """Every baseline that is no schedule, prepared when first asked for and then the same for every job on this model.
+    """Every baseline that is no schedule, prepared when first asked for and then the same for every job on this model; to be entered.
 
     Args:
         device: a CPU or a GPU; anything else (a replay) has the model as it came and nothing more.
@@ -87,6 +89,22 @@ class Rivals:
         self._stack = contextlib.ExitStack()
         self.compile_time = CompileTime(PREPARE_TIMEOUT_S if self._kind == "cuda" else _CPU_TIMEOUT_S)
         self._found: list[External] | None = None
+        self._early: list[Worker] = []
+
+    def __enter__(self) -> Rivals:
+        """Start the processes that baselines of a GPU run in: they import what they need while the model is captured and compiled."""
+        for _ in self._kinds() if self._kind == "cuda" else []:
+            worker = new_baseline_worker()
+            self._stack.callback(worker.close)
+            # What is in the way is said when it is prepared.
+            with contextlib.suppress(DeviceError):
+                worker.start()
+            self._early.append(worker)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End them all."""
+        self._stack.close()
 
     def ready(self, captured: Captured, reference: Sequence[torch.Tensor]) -> list[External]:
         """The baselines.
@@ -98,10 +116,6 @@ class Rivals:
         if self._found is None:
             self._found = self._prepared(captured, reference)
         return self._found
-
-    def close(self) -> None:
-        """End their processes. May be called twice."""
-        self._stack.close()
 
     def _prepared(self, captured: Captured, reference: Sequence[torch.Tensor]) -> list[External]:
         found = self._stack.enter_context(eager_externals(self._model, self._args, self._kwargs, self._kind, captured.program))
@@ -133,13 +147,13 @@ class Rivals:
         return External(name, baseline.round_us, baseline.max_abs_error)
 
     def _cuda_externals(self, captured: Captured, model: ModelCall | None) -> list[External]:
-        wanted = [BaselineKind.EAGER, *self._modes]
         settings = current_settings(index_of(self._device) or 0, self._device.key)
         found: list[External] = []
         baselines: list[CudaBaseline] = []
         # All import what they need now; they compile one after the other, since some time their kernels on the device.
-        for kind in wanted:
-            baselines.append(CudaBaseline(captured.program, captured.constants, kind, settings, model=model))
+        for kind in self._kinds():
+            worker = self._early.pop() if self._early else None
+            baselines.append(CudaBaseline(captured.program, captured.constants, kind, settings, model=model, worker=worker))
             self._stack.callback(baselines[-1].close)
             baselines[-1].start()
         for baseline in baselines:
@@ -158,6 +172,10 @@ class Rivals:
                 External(kind.value, baseline.round_us, prepared.max_abs_error, peak_memory_bytes=prepared.peak_memory_bytes, note=note)
             )
         return found
+
+    def _kinds(self) -> list[BaselineKind]:
+        """Of a GPU's, in the order in which they are prepared."""
+        return [BaselineKind.EAGER, *self._modes]
 
 
 def _wanted() -> list[BaselineKind]:

@@ -115,9 +115,8 @@ def run_contest(
         # Once, at the start: what qualification measures is for the jobs after it.
         forget_measurements(device)
     course = _Course({name: LoweringRow(name, LoweringOutcome.SKIPPED) for name in choice.lowerings})
-    with contextlib.ExitStack() as stack:
-        rivals = Rivals(model, args, kwargs, device, compiled=options.compiled, source=options.source, progress=progress)
-        stack.callback(rivals.close)
+    rivals = Rivals(model, args, kwargs, device, compiled=options.compiled, source=options.source, progress=progress)
+    with rivals, contextlib.ExitStack() as stack:
         after_rivals = options.compiled and Lowering.INDUCTOR in choice.lowerings
         turns = [lowering for lowering in choice.lowerings if not (after_rivals and lowering is Lowering.INDUCTOR)]
         original = Original(model, args, kwargs)

@@ -60,7 +60,7 @@ class Job:
 
     Args:
         prepared: the lowering to tune, where it has been captured and its operators measured before; whoever gives it closes its session.
-        rivals: baselines that other jobs on this model have too; whoever gives them closes them.
+        rivals: baselines that other jobs on this model have too; whoever gives them has entered them.
         yardstick: the model's own answers, for all its jobs.
     """
 
@@ -104,15 +104,14 @@ class Job:
         model = choose_model(device.key, engine, options.cost_model)
         require_strategies(options.strategies)
         with contextlib.ExitStack() as stack:
+            rivals = self._rivals
+            if rivals is None:
+                rivals = stack.enter_context(self._own_rivals(device))
             prepared = self._given
             if prepared is None:
                 prepared = self._prepared(device)
                 stack.callback(prepared.session.close)
             ready_searches(self._progress)
-            rivals = self._rivals
-            if rivals is None:
-                rivals = self._own_rivals(device)
-                stack.callback(rivals.close)
             self._ledger.notes += prepared.notes
             if engine is not None and (ran := scope_of(device, prepared.session.limits).software.engine) is not engine:
                 # Others' lanes are not this program's.

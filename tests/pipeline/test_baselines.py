@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from autosched.capture.export import capture
-from autosched.core.errors import UsageError
+from autosched.core.errors import UsageError, WorkerLost
 from autosched.core.progress import Silent
 from autosched.core.records import Failure, FailureKind
 from autosched.device.cuda.baseline_session import PREPARE_TIMEOUT_S
@@ -61,13 +61,56 @@ def test_the_model_as_it_came_takes_no_compilers_turn(monkeypatch: pytest.Monkey
     with gpus_called("Test GPU A"):
         rivals = baselines.Rivals(model, args, None, device_named("cuda"), compiled=True, source=None, progress=Silent())
         monkeypatch.setattr(compile_time.time, "monotonic", lambda: now[0])
-        rivals.ready(captured, [])
+        rivals.ready(captured, [])  # not entered: no process waits
     assert limits_s == {
         BaselineKind.EAGER: PREPARE_TIMEOUT_S,
         BaselineKind.COMPILED: 40.0,
         BaselineKind.MAX_AUTOTUNE: 25.0,
         BaselineKind.MAX_AUTOTUNE_COMBO: 10.0,
     }
+
+
+def test_processes_of_a_gpus_baselines_start_before_there_is_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    came: list[str] = []
+    given: dict[BaselineKind, Any] = {}
+
+    class Process:
+        def start(self) -> None:
+            came.append("start")
+            if len(came) == 2:
+                raise WorkerLost("no more processes")
+
+        def close(self) -> None:
+            came.append("close")
+
+    class Baseline:
+        def __init__(self, program: Any, constants: Any, kind: BaselineKind, *rest: Any, worker: Any, **options: Any) -> None:
+            self.kind, given[kind] = kind, worker
+
+        def start(self) -> None:
+            pass
+
+        def prepare(self, limit_s: float) -> Failure:
+            return Failure(FailureKind.UNAVAILABLE, "a double")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(baselines, "CudaBaseline", Baseline)
+    monkeypatch.setattr(baselines, "new_baseline_worker", Process)
+    model, args = nn.ReLU(), (torch.ones(2),)
+    with gpus_called("Test GPU A"):
+        with baselines.Rivals(model, args, None, device_named("cuda"), compiled=True, source=None, progress=Silent()) as rivals:
+            assert came == ["start"] * 4
+            rivals.ready(capture(model, args), [])
+            assert list(given) == list(BaselineKind)
+            assert len(set(map(id, given.values()))) == 4
+            assert all(isinstance(worker, Process) for worker in given.values())
+        assert came == ["start"] * 4 + ["close"] * 4
+        with baselines.Rivals(model, args, None, device_named("cuda"), compiled=False, source=None, progress=Silent()):
+            assert came[8:] == ["start"]
+    with baselines.Rivals(model, args, None, device_named("cpu"), compiled=True, source=None, progress=Silent()):
+        assert came[8:] == ["start", "close"]
 
 
 def test_a_cpu_has_as_many_threads_as_cores_and_not_as_hardware_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +135,7 @@ def test_a_cpu_has_as_many_threads_as_cores_and_not_as_hardware_threads(monkeypa
     monkeypatch.setattr(baselines, "CompiledBaseline", Compiled)
     monkeypatch.setenv("AUTOSCHED_COMPILE_MODES", "compiled")
     model, args = nn.ReLU(), (torch.ones(2),)
-    rivals = baselines.Rivals(model, args, None, device_named("cpu"), compiled=True, source=None, progress=Silent())
-    names = [item.name for item in rivals.ready(capture(model, args), [])]
-    rivals.close()
+    with baselines.Rivals(model, args, None, device_named("cpu"), compiled=True, source=None, progress=Silent()) as rivals:
+        names = [item.name for item in rivals.ready(capture(model, args), [])]
     assert names == ["eager_1", "eager_4", "torch_compile"]
     assert compiled == [4]

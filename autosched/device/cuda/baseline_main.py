@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -121,4 +123,12 @@ def _distance(made: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> f
 def main() -> None:
     """Serve until the parent is done."""
     channel = Channel()
+    _import_compiler()
     channel.serve(BaselineService(channel).handle)
+
+
+def _import_compiler() -> None:
+    """Now, while the model is captured elsewhere, and not while somebody waits for the baseline, of whichever kind it is."""
+    # What is in the way is said when something is to be compiled.
+    with contextlib.suppress(Exception):
+        importlib.import_module("torch._inductor.compile_fx")

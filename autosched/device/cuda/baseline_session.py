@@ -26,6 +26,11 @@ _NO_ANSWER = Failure(FailureKind.CRASH, "the baseline's process gave no answer")
 PREPARE_TIMEOUT_S = 900.0
 
 
+def new_baseline_worker(module: str = MODULE) -> Worker:
+    """A process for a baseline of whatever kind, not yet started."""
+    return Worker(module, timeout_s=PREPARE_TIMEOUT_S, start_timeout_s=PREPARE_TIMEOUT_S)
+
+
 class ModelCall(NamedTuple):
     """A model that another process can build, the call that is timed, and the tensors of its right answer."""
 
@@ -44,6 +49,7 @@ class CudaBaseline:
         settings: of this process.
         model: what the compiler should see.
         module: of the process; tests give another.
+        worker: the process, where there is one already; it is this object's from now on.
     """
 
     def __init__(
@@ -55,12 +61,13 @@ class CudaBaseline:
         *,
         model: ModelCall | None = None,
         module: str = MODULE,
+        worker: Worker | None = None,
     ) -> None:
         self.kind = kind
         self.why_not_model = "" if model is not None else "no other process can build the model"
         self._model = model
         self._limit_s = PREPARE_TIMEOUT_S
-        self._worker = Worker(module, timeout_s=PREPARE_TIMEOUT_S, start_timeout_s=PREPARE_TIMEOUT_S)
+        self._worker = worker or new_baseline_worker(module)
         files = self._worker.write_program(program, constants)
         self._worker.opens_with([wrap_request(settings), OpenRequest(*files, seed=0)])
 
