@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from autosched.core.records import DeviceKey, Failure, SoftwareKey, SoloRecord
+from autosched.costmodel.analytic import AnalyticModel
 from autosched.costmodel.pair_set import pair_set
 from autosched.costmodel.persist import load_model
 from autosched.datasets.journal import Journal, Scope
@@ -47,7 +48,15 @@ def test_schedules_of_schema_2_and_later_open(golden: Path) -> None:
     assert (schedule.record.samples.median_us, schedule.predicted_us, limits.widths) == (9.0, 8.75, (1, 2))
 
 
-@pytest.mark.parametrize("name", ["analytic", "graybox", "xgboost", "torch", "stacked"])
+def test_the_prior_is_that_of_today_whoever_wrote_it(golden: Path) -> None:
+    """Its constants are code, and become better."""
+    pairs = pair_set(Store.open(golden / "store"))
+    model = load_model(golden / "model-analytic")
+    assert model.name == "analytic"
+    np.testing.assert_array_equal(model.predict(pairs.query).slowdown_last, AnalyticModel().predict(pairs.query).slowdown_last)
+
+
+@pytest.mark.parametrize("name", ["graybox", "xgboost", "torch", "stacked"])
 def test_an_old_model_predicts_what_it_predicted(golden: Path, name: str) -> None:
     expected = msgspec.json.decode((golden / "predictions.json").read_bytes(), type=dict[str, list[float]])
     pairs = pair_set(Store.open(golden / "store"))
