@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure, SoloRecord
+from autosched.costmodel.meeting import instances
 from autosched.datasets.choices import PairChoice, contending
 
 __all__ = ["PairChoice", "select_pairs"]
@@ -44,38 +45,79 @@ def select_pairs(
     """
     signatures = sorted({operator.signature for operator in graph.operators})
     row = {signature: index for index, signature in enumerate(signatures)}
-    member = np.zeros((len(graph), len(signatures)), dtype=np.float32)
-    for operator in graph.operators:
-        member[operator.index, row[operator.signature]] = 1.0
+    kernel = np.array([row[operator.signature] for operator in graph.operators], dtype=np.int32)
     free = contending(graph)
-    instances = member.T @ free.astype(np.float32) @ member
     times = _solo_by_signature(graph, solo, widths, row)
-    copies = member.sum(axis=0)
-    ranked: list[tuple[float, str, int, str, int]] = []
-    for a, b in zip(*np.nonzero(np.triu(instances)), strict=True):
-        # Instances that share an operator cannot all overlap; on the diagonal each pair is counted from both sides.
-        disjoint = min(instances[a, b], copies[a], copies[b]) if a != b else copies[a] / 2
-        for i, width_a in enumerate(widths):
-            for j, width_b in enumerate(widths):
-                if width_a > 1 and width_b > 1:
-                    continue  # schedules keep wide operators on one lane, so two never meet
-                shorter = np.minimum(times[a, i], times[b, j])
-                if not np.isnan(shorter) and not (a == b and j < i):
-                    worth = float(shorter * disjoint) * _width_worth(width_a, width_b)
-                    ranked.append((-worth, signatures[a], width_a, signatures[b], width_b))
-    ranked.sort()
     chosen: list[PairChoice] = []
-    for _, sig_a, width_a, sig_b, width_b in ranked:
+    # Each pair is one choice at least, unless it is known.
+    for a, width_a, b, width_b in _most_worth(instances(free, kernel), np.bincount(kernel), times, widths, max_pairs + len(known)):
         if len(chosen) >= max_pairs:
             break
-        op_a, op_b = _representatives(free, member[:, row[sig_a]], member[:, row[sig_b]])
-        orders = [(op_a, op_b, sig_a, width_a, sig_b, width_b), (op_b, op_a, sig_b, width_b, sig_a, width_a)]
-        if sig_a == sig_b and width_a == width_b:
+        op_a, op_b = _representatives(free, kernel == a, kernel == b)
+        orders = [(op_a, op_b, a, width_a, b, width_b), (op_b, op_a, b, width_b, a, width_a)]
+        if a == b and width_a == width_b:
             del orders[1]
-        for first, last, first_sig, first_width, last_sig, last_width in orders:
-            if (first_sig, first_width, last_sig, last_width) not in known and len(chosen) < max_pairs:
+        for first, last, of_first, first_width, of_last, last_width in orders:
+            name = (signatures[of_first], first_width, signatures[of_last], last_width)
+            if name not in known and len(chosen) < max_pairs:
                 chosen.append(PairChoice(first, last, first_width, last_width))
     return chosen
+
+
+def _most_worth(
+    counts: NDArray[np.int32], copies: NDArray[np.int64], times: NDArray[np.float64], widths: Sequence[int], most: int
+) -> list[tuple[int, int, int, int]]:
+    """The pairs of kernels most worth knowing, as ``(row, width, row, width)``, at most so many; of equal ones the first.
+
+    Row by row, and no more is kept than is asked for: a graph of a thousand different operators that has eight widths has ten million.
+
+    Args:
+        counts: int ``[n_signatures, n_signatures]``: pairs of operators that may run at the same time.
+        copies: int ``[n_signatures]``: operators of each.
+        times: float64 ``[n_signatures, n_widths]``, microseconds, NaN where there is none.
+    """
+    columns = np.array([(i, j) for i, a in enumerate(widths) for j, b in enumerate(widths) if not (a > 1 and b > 1)], dtype=np.int64)
+    # Schedules keep wide operators on one lane, so two never meet.
+    of_a, of_b = columns.reshape(-1, 2).T
+    share = np.array([_width_worth(widths[i], widths[j]) for i, j in columns.tolist()])
+    kept = _Ranked(most)
+    for a in range(len(counts)):
+        beside = a + np.flatnonzero(counts[a, a:])
+        # Instances that share an operator cannot all overlap; on the diagonal each pair is counted from both sides.
+        disjoint = np.where(beside == a, copies[a] / 2, np.minimum(np.minimum(counts[a, beside], copies[a]), copies[beside]))
+        worth = np.minimum(times[a, of_a][None, :], times[np.ix_(beside, of_b)]) * disjoint[:, None] * share
+        usable = ~np.isnan(worth) & ~((beside == a)[:, None] & (of_b < of_a))
+        place, column = np.nonzero(usable)
+        kept.add(worth[place, column], np.stack([np.full(len(place), a), of_a[column], beside[place], of_b[column]], axis=1))
+    return [(a, widths[i], b, widths[j]) for a, i, b, j in kept.best().tolist()]
+
+
+class _Ranked:
+    """The most worth of what is added, in order: by worth, then by what it is; a few times as many are held as are asked for."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._least = -np.inf
+        self._worth: list[NDArray[np.float64]] = []
+        self._what: list[NDArray[np.int64]] = []
+
+    def add(self, worth: NDArray[np.float64], what: NDArray[np.int64]) -> None:
+        """``worth`` of each row of ``what``."""
+        enough = worth >= self._least
+        self._worth.append(worth[enough])
+        self._what.append(what[enough])
+        if sum(map(len, self._worth)) > 4 * self._most + 100_000:
+            self.best()
+
+    def best(self) -> NDArray[np.int64]:
+        """The rows of the best."""
+        worth = np.concatenate([*self._worth, np.zeros(0)])
+        what = np.concatenate([*self._what, np.zeros((0, 4), dtype=np.int64)])
+        order = np.lexsort((*what.T[::-1], -worth))[: self._most]
+        self._worth, self._what = [worth[order]], [what[order]]
+        if 0 < len(order) == self._most:
+            self._least = float(worth[order[-1]])
+        return self._what[0]
 
 
 def _width_worth(a: int, b: int) -> float:
@@ -100,7 +142,7 @@ def _solo_by_signature(
     return times
 
 
-def _representatives(free: NDArray[np.bool_], a: NDArray[np.float32], b: NDArray[np.float32]) -> tuple[int, int]:
+def _representatives(free: NDArray[np.bool_], a: NDArray[np.bool_], b: NDArray[np.bool_]) -> tuple[int, int]:
     of_a, of_b = np.flatnonzero(a), np.flatnonzero(b)
     pairs = np.argwhere(free[np.ix_(of_a, of_b)])
     return int(of_a[pairs[0][0]]), int(of_b[pairs[0][1]])

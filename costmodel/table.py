@@ -17,8 +17,8 @@ from autosched.core.graph import OpGraph
 from autosched.core.records import MAX_SLOWDOWN, Contamination, Failure, PairRecord, SoloRecord
 from autosched.costmodel.analytic import AnalyticModel
 from autosched.costmodel.composition import room_of
+from autosched.costmodel.meeting import pairs_that_meet
 from autosched.costmodel.model import Floats, PairModel, PairQuery
-from autosched.datasets.choices import independence
 from autosched.datasets.facts import DISTURBED, DeviceFacts, KernelFacts, LaunchFacts, kernel_facts, stolen_share, with_observed_peaks
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,9 @@ POLLING_US = 280.0
 TEAM_SPIN_US = 8000.0
 """How long the helper threads of a wide CPU operator spin after it. *Source:* libgomp's default of 300,000 turns, some milliseconds."""
 
+_BLOCK = 1 << 18
+"""Pairs that a model is asked at a time: it takes hundreds of bytes for each, and a graph of thousands of operators has millions."""
+
 CLASS_PSEUDO_COUNT = 4.0
 """A class of pairs needs this many measurements before its mean error is believed by half."""
 
@@ -54,12 +57,13 @@ CLASS_PSEUDO_COUNT = 4.0
 class _Rows:
     """The kernels of a graph and where each operator finds its own: ``index`` is int32 ``[n_operators, n_widths]``, and ``other`` int32
     ``[n_operators]``, ``None`` where no operator has another variant. ``names`` are those that the kernels were measured under, which
-    tell variants apart; ``facts`` have those of the pairs."""
+    tell variants apart; ``facts`` have those of the pairs. Of them, the first ``beside`` may run beside others."""
 
     facts: tuple[KernelFacts, ...]
     names: tuple[str, ...]
     index: NDArray[np.int32]
-    other: NDArray[np.int32] | None = None
+    other: NDArray[np.int32] | None
+    beside: int
 
 
 def make_cost_table(
@@ -104,6 +108,8 @@ def make_cost_table(
     if not widths or widths[0] != 1 or list(widths) != sorted(set(widths)):
         raise UsageError(f"widths are {tuple(widths)}; expected ascending numbers that start with 1")
     rows = _with_others(graph, others, launches or {}, _kernel_rows(graph, solo, widths, launches or {}))
+    if one_team:
+        rows = _narrow_first(rows)
     device = with_observed_peaks(device, rows.facts)
     table_first, table_last, needed = _predicted(graph, rows, device, model or AnalyticModel(), one_team)
     measured = _correct(rows, _undisturbed(pairs, device), table_first, table_last, needed)
@@ -167,7 +173,7 @@ def _kernel_rows(
                 facts.append(kernel_facts(operator, graph, width, solo_us, launches.get(operator.signature)))
                 names.append(measured.get(key, operator.signature))
             index[operator.index, column] = place[key]
-    return _Rows(tuple(facts), tuple(names), index)
+    return _Rows(tuple(facts), tuple(names), index, None, len(facts))
 
 
 def _with_others(graph: OpGraph, others: Sequence[SoloRecord | None], launches: Mapping[str, LaunchFacts], rows: _Rows) -> _Rows:
@@ -190,38 +196,50 @@ def _with_others(graph: OpGraph, others: Sequence[SoloRecord | None], launches: 
             facts.append(replace(kernel_facts(operator, graph, 1, solo_us, launches.get(name)), signature=name))
             names.append(record.signature)
         other[operator.index] = place[operator.signature]
-    return _Rows(tuple(facts), tuple(names), rows.index, other)
+    return _Rows(tuple(facts), tuple(names), rows.index, other, len(facts))
 
 
-def pairs_that_meet(
-    graph: OpGraph, kernel: NDArray[np.int32], count: int, *, one_team: bool, other: NDArray[np.int32] | None = None
-) -> NDArray[np.bool_]:
-    """Which of ``count`` kernels may run beside which: bool ``[count, count]``, symmetric; the others are as in ``CostTable``."""
-    member = np.zeros((len(graph), count), dtype=np.float32)
-    together = kernel[:, :1] if one_team else kernel
-    if other is not None:
-        together = np.column_stack([together, other])
-    np.put_along_axis(member, together.astype(np.int64), 1.0, axis=1)
-    meet: NDArray[np.bool_] = (member.T @ independence(graph).astype(np.float32) @ member) > 0
-    return meet
+def _narrow_first(rows: _Rows) -> _Rows:
+    """Renumbered for one team: first the kernels that may run beside others, which the table's pairs are of."""
+    narrow = np.unique(rows.index[:, 0] if rows.other is None else np.concatenate([rows.index[:, 0], rows.other]))
+    order = np.concatenate([narrow, np.setdiff1d(np.arange(len(rows.facts)), narrow)])
+    number = np.empty(len(order), dtype=np.int32)
+    number[order] = np.arange(len(order))
+    facts, names = (tuple(items[row] for row in order.tolist()) for items in (rows.facts, rows.names))
+    return _Rows(facts, names, number[rows.index], None if rows.other is None else number[rows.other], len(narrow))
 
 
 def _predicted(
     graph: OpGraph, rows: _Rows, device: DeviceFacts, model: PairModel, one_team: bool
 ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """Slowdowns for every pair of kernels that may meet, 1 elsewhere; and which those are (bool ``[n_kernels, n_kernels]``)."""
-    count = len(rows.facts)
+    """Slowdowns for every pair of kernels that may meet, 1 elsewhere; and which those are (bool ``[n_beside, n_beside]``)."""
+    count = rows.beside
     needed = pairs_that_meet(graph, rows.index, count, one_team=one_team, other=rows.other)
-    first, last = np.nonzero(needed)
     # Models know kernels by the names in the data set; an operator's signature there is that of its calls.
-    kernels = tuple(replace(kernel, signature=name) for kernel, name in zip(rows.facts, rows.names, strict=True))
-    query = PairQuery(kernels, (device,), np.zeros(count, dtype=np.int64), first.astype(np.int64), last.astype(np.int64))
-    answer = model.predict(query)
+    kernels = tuple(replace(kernel, signature=name) for kernel, name in zip(rows.facts[:count], rows.names[:count], strict=True))
+    kernel_device = np.zeros(count, dtype=np.int64)
     table_first, table_last = np.ones((count, count)), np.ones((count, count))
-    table_first[first, last] = answer.slowdown_first
-    # CostTable's slowdown_last[a, b] is that of a when a started last, so the last-started kernel comes first in the index.
-    table_last[last, first] = answer.slowdown_last
+    for begin, end in _blocks(needed):
+        first, last = np.nonzero(needed[begin:end])
+        first += begin
+        answer = model.predict(PairQuery(kernels, (device,), kernel_device, first, last))
+        table_first[first, last] = answer.slowdown_first
+        # CostTable's slowdown_last[a, b] is that of a when a started last, so the last-started kernel comes first in the index.
+        table_last[last, first] = answer.slowdown_last
     return table_first, table_last, needed
+
+
+def _blocks(needed: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Rows of a table, from and to, of which each part has about ``_BLOCK`` pairs, or is one row."""
+    ends = np.cumsum(needed.sum(axis=1))
+    found: list[tuple[int, int]] = []
+    begin = 0
+    while begin < len(needed):
+        before = int(ends[begin - 1]) if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, before + _BLOCK, side="right")))
+        found.append((begin, end))
+        begin = end
+    return found
 
 
 def _undisturbed(pairs: Sequence[PairRecord], device: DeviceFacts) -> list[PairRecord]:
@@ -255,7 +273,7 @@ def _correct(rows: _Rows, pairs: Sequence[PairRecord], table_first: Floats, tabl
     unusable = 0
     for pair in pairs:
         first, last = place.get((pair.first, pair.first_width)), place.get((pair.last, pair.last_width))
-        if first is None or last is None or not needed[first, last]:
+        if first is None or last is None or max(first, last) >= rows.beside or not needed[first, last]:
             continue  # of other graphs, or of two that never run together here: nothing to correct, and nothing to learn from
         values = (pair.slowdown_first, pair.slowdown_last)
         if not all(math.isfinite(value) and value > 0 for value in values):
@@ -268,7 +286,7 @@ def _correct(rows: _Rows, pairs: Sequence[PairRecord], table_first: Floats, tabl
         for_last.append(_Observation(last, first, logs[1], variance))
     if unusable:
         logger.warning("%d of %d pair records hold slowdowns that are not finite and positive; they were left out", unusable, len(pairs))
-    wide = np.asarray([kernel.width > 1 for kernel in rows.facts])
+    wide = np.asarray([kernel.width > 1 for kernel in rows.facts[: rows.beside]])
     covered: set[tuple[int, int]] = set()
     for table, observations in ((table_first, for_first), (table_last, for_last)):
         _shift_classes(table, observations, wide, needed)
@@ -310,8 +328,9 @@ def _shift_classes(table: Floats, observations: Sequence[_Observation], wide: ND
             ]
             if errors:
                 shift = sum(errors) / (len(errors) + CLASS_PSEUDO_COUNT)
-                mask = needed & (wide[:, None] == own_wide) & (wide[None, :] == other_wide)
-                table[mask] = np.clip(table[mask] * math.exp(shift), 1.0, MAX_SLOWDOWN)
+                for own in np.flatnonzero(wide == own_wide):
+                    others = needed[own] & (wide == other_wide)
+                    table[own, others] = np.clip(table[own, others] * math.exp(shift), 1.0, MAX_SLOWDOWN)
 
 
 def _grouped(observations: Sequence[_Observation]) -> dict[tuple[int, int], list[_Observation]]:

@@ -92,6 +92,7 @@ class _Tables:
         self.problem, self.limits = problem, limits
         self.solo_us = problem.solo_us.copy()
         self.logs: dict[_Pair, float] = {}
+        self._now: Problem | None = None
 
     def original(self, pair: _Pair) -> float:
         """The slowdown before correction."""
@@ -111,15 +112,31 @@ class _Tables:
 
     def costs(self) -> CostTable:
         """The table."""
-        first, last = self.problem.excess_first + 1.0, self.problem.excess_last + 1.0
-        for pair in self.logs:
+        costs = self.problem.costs
+        beside = len(costs.slowdown_first)
+        first, last = (excess[:beside, :beside] + 1.0 for excess in (self.problem.excess_first, self.problem.excess_last))
+        for pair in self._tabled():
             (first if pair[2] else last)[pair[0], pair[1]] = self.slowdown(pair)
         return replace(
-            self.problem.costs,
+            costs,
             solo_us=self.solo_us.copy(),
             slowdown_first=np.maximum(first, _LEAST_SLOWDOWN),
             slowdown_last=np.maximum(last, _LEAST_SLOWDOWN),
         )
+
+    def now(self) -> Problem:
+        """The problem with the slowdowns of this moment; the same arrays each time, in which only what was moved is set."""
+        if self._now is None:
+            self._now = Problem.make(self.problem.graph, self.costs())
+        for pair in self._tabled():
+            excess = self._now.excess_first if pair[2] else self._now.excess_last
+            excess[pair[0], pair[1]] = max(self.slowdown(pair), _LEAST_SLOWDOWN) - 1.0
+        return self._now
+
+    def _tabled(self) -> list[_Pair]:
+        """What was moved and is in the table; a trace may show company of an operator that the table knows to run alone."""
+        beside = len(self.problem.costs.slowdown_first)
+        return [pair for pair in self.logs if max(pair[0], pair[1]) < beside]
 
 
 def correct_with_traces(problem: Problem, traced: Sequence[tuple[Schedule, Trace]], limits: CorrectionLimits | None = None) -> CostTable:
@@ -150,7 +167,7 @@ def correct_with_times(problem: Problem, timed: Sequence[tuple[Schedule, float]]
     tables = _Tables(problem, CorrectionLimits())
     for _ in range(min(3, tables.limits.sweeps)):
         for schedule, measured_us in timed:
-            run = simulate(Problem.make(problem.graph, tables.costs()), schedule)
+            run = simulate(tables.now(), schedule)
             chain = _critical_chain(problem, schedule, run.end_us)
             gradient: dict[_Pair, float] = {}
             for equation in _equations(problem, schedule, Trace(run.start_us, run.end_us)):

@@ -35,8 +35,8 @@ class Problem:
             variants of ``CostTable``, if there are any, which are *choices* like widths but as narrow as the first.
         solo_us: float64 ``[n_kernels]``, time alone in microseconds.
         room: float64 ``[n_kernels]``, as in ``CostTable``; length 0 where no kernels side by side could want more than there is.
-        excess_first: float64 ``[n_kernels, n_kernels]``, ``slowdown_first - 1``.
-        excess_last: float64 ``[n_kernels, n_kernels]``, ``slowdown_last - 1``.
+        excess_first: float64 ``[n_kernels, n_kernels]``, ``slowdown_first - 1``, and 0 for kernels that run alone.
+        excess_last: the same of ``slowdown_last``.
         latency_us: float64 ``[9]``: gap between operators of a lane, latency of a wait across lanes, once for each run, put-off of an
             operator that would start while another runs, ``polling_us`` and ``team_spin_us`` as in ``CostTable``; and last, no times, the
             room that one thread takes, 1 for ``one_team``, else 0, and how many widths there are.
@@ -99,8 +99,8 @@ class Problem:
             kernel=np.ascontiguousarray(_choices(costs), dtype=np.int32),
             solo_us=np.ascontiguousarray(costs.solo_us, dtype=np.float64),
             room=_scarce_room(costs),
-            excess_first=np.ascontiguousarray(costs.slowdown_first - 1.0, dtype=np.float64),
-            excess_last=np.ascontiguousarray(costs.slowdown_last - 1.0, dtype=np.float64),
+            excess_first=_excess(costs.slowdown_first, len(costs.solo_us)),
+            excess_last=_excess(costs.slowdown_last, len(costs.solo_us)),
             latency_us=_latencies(costs),
             demand=share,
             memory_bound=bound,
@@ -284,6 +284,18 @@ def _choices(costs: CostTable) -> Ints:
     if costs.other_kernel is None:
         return costs.kernel
     return np.column_stack([costs.kernel, costs.other_kernel])
+
+
+def _excess(slowdown: Floats, kernels: int) -> Floats:
+    """By how much slowdowns exceed 1, with zeros for the kernels that have none.
+
+    Compiled code does not look at its indices, so the rows must be there; the system gives memory only to those that are written.
+    """
+    if len(slowdown) == kernels:
+        return np.ascontiguousarray(slowdown - 1.0, dtype=np.float64)
+    excess = np.zeros((kernels, kernels))
+    np.subtract(slowdown, 1.0, out=excess[: len(slowdown), : len(slowdown)])
+    return excess
 
 
 def _latencies(costs: CostTable) -> Floats:

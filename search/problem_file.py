@@ -45,7 +45,7 @@ def save_problem(problem: Problem, path: Path, *, provenance: str) -> None:
     costs = problem.costs
     used, choices = np.unique(problem.kernel, return_inverse=True)
     choices = choices.reshape(problem.kernel.shape).astype(np.int32)
-    pick = np.ix_(used, used)
+    slowdown_first, slowdown_last = costs.slowdowns(used)
     constants = [
         costs.launch_gap_us, costs.cross_lane_us, costs.fixed_us, costs.max_lanes, costs.measured_pairs, costs.concurrent_gap_us,
         costs.polling_us, costs.team_spin_us, costs.one_team,
@@ -59,8 +59,8 @@ def save_problem(problem: Problem, path: Path, *, provenance: str) -> None:
         "kernel": choices[:, : len(costs.widths)],
         "other_kernel": choices[:, len(costs.widths) :].ravel(),
         "solo_us": costs.solo_us[used],
-        "slowdown_first": _short(costs.slowdown_first[pick]),
-        "slowdown_last": _short(costs.slowdown_last[pick]),
+        "slowdown_first": _short(slowdown_first),
+        "slowdown_last": _short(slowdown_last),
         "constants": np.array(constants, dtype=np.float64),
         "room": np.zeros(0) if costs.room is None else costs.room[used],
         "demand": problem.demand.astype(np.float32),

@@ -5,6 +5,7 @@ A *kernel* here is an operator signature at a width: equal kernels share a row, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,8 +26,9 @@ class CostTable:
         widths: the widths an operator may have, ascending, first 1; length ``n_widths``.
         kernel: int32 ``[n_operators, n_widths]``, row of the kernel matrices.
         solo_us: float64 ``[n_kernels]``, time alone in microseconds.
-        slowdown_first: float64 ``[n_kernels, n_kernels]``: ``[a, b]`` is a's slowdown beside b when a started first.
-        slowdown_last: float64 ``[n_kernels, n_kernels]``: ``[a, b]`` is a's slowdown beside b when a started last.
+        slowdown_first: float64 ``[n_beside, n_beside]``: ``[a, b]`` is a's slowdown beside b when a started first. With ``one_team``,
+            kernels from ``n_beside`` on are those of operators that run alone, and have no slowdown; else ``n_beside`` is ``n_kernels``.
+        slowdown_last: float64 ``[n_beside, n_beside]``: ``[a, b]`` is a's slowdown beside b when a started last.
         launch_gap_us: time between two operators on one lane.
         cross_lane_us: added when an operator waits for one on another lane.
         fixed_us: once for each run.
@@ -80,8 +82,9 @@ class CostTable:
                 raise UsageError(f"{name} has shape {given}; expected [{len(self.kernel)}], or neither of other_kernel and other_variant")
         for name in ("slowdown_first", "slowdown_last"):
             matrix: NDArray[np.float64] = getattr(self, name)
-            if matrix.shape != (kernels, kernels):
-                raise UsageError(f"{name} has shape {matrix.shape}; expected [{kernels}, {kernels}]")
+            beside = len(self.slowdown_first) if self._is_within(len(self.slowdown_first)) else kernels
+            if matrix.shape != (beside, beside):
+                raise UsageError(f"{name} has shape {matrix.shape}; expected [{beside}, {beside}]")
             if not np.isfinite(matrix).all() or (matrix <= 0).any():
                 raise UsageError(f"{name} holds values that are not finite and positive; drop the records that made them")
         if not np.isfinite(self.solo_us).all() or (self.solo_us < 0).any() or (self.solo_us > LONGEST_US).any():
@@ -94,6 +97,20 @@ class CostTable:
             raise UsageError(f"room has shape {self.room.shape}, or values outside 0 to 1; expected [{kernels}] shares of the device")
         if self.max_lanes < 1:
             raise UsageError(f"max_lanes is {self.max_lanes}; expected at least 1")
+
+    def _is_within(self, beside: int) -> bool:
+        """Whether no operator that may run beside others has a kernel from ``beside`` on."""
+        may = [self.kernel[:, 0], *([] if self.other_kernel is None else [self.other_kernel])]
+        return self.one_team and all(int(rows.max(initial=0)) < beside for rows in may) and beside <= len(self.solo_us)
+
+    def slowdowns(self, kernels: Sequence[int] | NDArray[np.integer]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """``slowdown_first`` and ``slowdown_last`` among some kernels, in their order; 1 where one of the two runs alone."""
+        chosen = np.asarray(kernels, dtype=np.int64)
+        inside = np.flatnonzero(chosen < len(self.slowdown_first))
+        found = np.ones((2, len(chosen), len(chosen)))
+        for table, matrix in zip(found, (self.slowdown_first, self.slowdown_last), strict=True):
+            table[np.ix_(inside, inside)] = matrix[np.ix_(chosen[inside], chosen[inside])]
+        return found[0], found[1]
 
     def operator_us(self, width: int = 1) -> NDArray[np.float64]:
         """Time alone of each operator at ``width``: float64 ``[n_operators]``, microseconds."""

@@ -19,7 +19,8 @@ from autosched.core.errors import AutoschedError
 from autosched.core.graph import OpGraph
 from autosched.core.records import DeviceKey, Engine, PairRecord
 from autosched.costmodel.persist import load_model, read_card
-from autosched.costmodel.table import OTHER, pairs_that_meet
+from autosched.costmodel.meeting import pairs_that_meet
+from autosched.costmodel.table import OTHER
 from autosched.costmodel.trained import Card, TrainedModel
 from autosched.device.base import Device
 from autosched.pipeline.replaying import recording_of
@@ -142,7 +143,8 @@ def judged_at(folder: Path, key: DeviceKey, engine: Engine | None) -> Judged:
 
 def prediction_note(chosen: ChosenModel, graph: OpGraph, table: CostTable, pairs: Sequence[PairRecord]) -> str:
     """How many of the pairs that can meet were measured, and who predicted the others."""
-    meet = pairs_that_meet(graph, table.kernel, len(table.solo_us), one_team=table.one_team, other=table.other_kernel)
+    beside = len(table.slowdown_first)
+    meet = pairs_that_meet(graph, table.kernel, beside, one_team=table.one_team, other=table.other_kernel)
     place = {
         (operator.signature, width): int(table.kernel[operator.index, column])
         for operator in graph.operators
@@ -154,7 +156,7 @@ def prediction_note(chosen: ChosenModel, graph: OpGraph, table: CostTable, pairs
     known = np.zeros_like(meet)
     for pair in pairs:
         first, last = place.get((pair.first, pair.first_width)), place.get((pair.last, pair.last_width))
-        if first is not None and last is not None:
+        if first is not None and last is not None and max(first, last) < beside:
             known[first, last] = True
     total = int(meet.sum())
     if not total:

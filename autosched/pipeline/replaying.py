@@ -229,7 +229,8 @@ class SimulatedRuns:
         a, b = kernels
         costs = self.problem.costs
         first_us, last_us = float(costs.solo_us[a]), float(costs.solo_us[b])
-        first, last = float(costs.slowdown_first[a, b]), float(costs.slowdown_last[b, a])
+        slowdown_first, slowdown_last = costs.slowdowns((a, b))
+        first, last = float(slowdown_first[0, 1]), float(slowdown_last[1, 0])
         ratio = float(makespan_ratio(*(np.asarray([value]) for value in (first_us, last_us, first, last)))[0])
         names = [
             variant_signature(self.problem.graph.operators[operator].signature, variant)
@@ -247,10 +248,9 @@ class SimulatedRuns:
         if kernels is None:
             return None
         costs = self.problem.costs
-        index = np.ix_(kernels, kernels)
         solo_us = tuple(float(costs.solo_us[kernel]) for kernel in kernels)
         room = None if costs.room is None else costs.room[kernels]
-        finish_us = finish_times(solo_us, costs.slowdown_first[index], costs.slowdown_last[index], room=room)
+        finish_us = finish_times(solo_us, *costs.slowdowns(kernels), room=room)
         names = tuple(self.problem.graph.operators[operator].signature for operator in group.operators)
         once = (1,) * len(names)
         return GroupRecord(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
+from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -14,12 +16,15 @@ from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Ref
 from autosched.core.records import MAX_SLOWDOWN, Contamination, Failure, FailureKind, PairRecord, Samples, SoloRecord
 from autosched.costmodel.analytic import AnalyticModel
+from autosched.costmodel.meeting import pairs_that_meet
 from autosched.costmodel.model import PairQuery, Prediction
-from autosched.costmodel.select_pairs import select_pairs
+from autosched.costmodel import table
+from autosched.costmodel.select_pairs import NARROW_WIDE_WORTH, select_pairs
 from autosched.costmodel.table import make_cost_table as full_cost_table
-from autosched.costmodel.table import pairs_that_meet
 from autosched.datasets.choices import independence
 from autosched.datasets.facts import DeviceFacts
+from autosched.search import synthetic
+from autosched.search.problem import Problem
 
 SPEC = TensorSpec((64, 64), "float32", (64, 1))
 CPU = DeviceFacts("test", "cpu", units=2)
@@ -78,13 +83,12 @@ def test_where_lanes_are_one_team_nothing_spins_and_only_narrow_kernels_meet() -
     apart = make_cost_table(graph, solos(graph, (1, 2)), [], widths=(1, 2))
     team = make_cost_table(graph, solos(graph, (1, 2)), [], widths=(1, 2), one_team=True)
     assert (apart.one_team, team.one_team, team.team_spin_us, team.polling_us) == (False, True, 0.0, 0.0)
-    wide = team.kernel[:, 1]
-    assert (team.slowdown_last[wide] == 1.0).all()
-    assert (team.slowdown_last[:, wide] == 1.0).all()
-    assert (apart.slowdown_last[wide] > 1.0).any()
-    narrow = np.ix_(team.kernel[:, 0], team.kernel[:, 0])
-    assert (team.slowdown_last[narrow] == apart.slowdown_last[narrow]).all()
-    meet = pairs_that_meet(graph, team.kernel, len(team.solo_us), one_team=True)
+    (_, alone), (_, beside) = team.slowdowns(team.kernel.ravel()), apart.slowdowns(apart.kernel.ravel())
+    assert (alone[1::2] == 1.0).all()
+    assert (alone[:, 1::2] == 1.0).all()
+    assert (beside[1::2] > 1.0).any()
+    assert (alone[::2, ::2] == beside[::2, ::2]).all()
+    meet = pairs_that_meet(graph, team.kernel, len(team.slowdown_first), one_team=True)
     assert {tuple(pair) for pair in np.argwhere(meet)} == {(team.kernel[1, 0], team.kernel[2, 0]), (team.kernel[2, 0], team.kernel[1, 0])}
 
 
@@ -220,6 +224,94 @@ def test_solo_times_of_another_graph_are_refused() -> None:
     graph = fork(("a", "b"))
     with pytest.raises(UsageError, match="2 rows; expected 3"):
         make_cost_table(graph, solos(graph)[:2], [], widths=(1,))
+
+
+def test_a_team_keeps_slowdowns_of_narrow_kernels_only_and_runs_schedules_as_with_all_of_them() -> None:
+    graph = fork(tuple("abcdef"))
+    other = [None if operator.index % 2 else solo(operator.signature, 1, 12.0) for operator in graph.operators]
+    measured = [pair("a", "b", 1.5, 2.5), dataclasses.replace(pair("b", "c", 3.0, 3.0), last_width=4)]
+    team = make_cost_table(graph, solos(graph, (1, 2, 4)), measured, widths=(1, 2, 4), one_team=True, others=other, max_lanes=4)
+    assert len(team.solo_us) == 3 * 7 + 4
+    assert team.slowdown_first.shape == team.slowdown_last.shape == (7 + 4, 7 + 4)
+    first, last = team.slowdowns(range(len(team.solo_us)))
+    full = dataclasses.replace(team, slowdown_first=first, slowdown_last=last)
+    a, b = team.kernel[1, 0], team.kernel[2, 0]
+    assert (first[a, b], last[b, a]) == (team.slowdown_first[a, b], team.slowdown_last[b, a]) != (1.0, 1.0)
+    small, large = Problem.make(graph, team), Problem.make(graph, full)
+    for mine, its in zip(small.arrays, large.arrays, strict=True):
+        np.testing.assert_array_equal(mine, its)
+    for slowdown in (first, first[:10, :10]):
+        with pytest.raises(UsageError, match="slowdown"):
+            dataclasses.replace(team, slowdown_first=slowdown)
+    with pytest.raises(UsageError, match="slowdown"):
+        dataclasses.replace(team, one_team=False)
+
+
+def test_a_model_is_asked_for_a_part_of_the_pairs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = fork(tuple("abcdefghij"))
+    asked: list[int] = []
+
+    class Counts(AnalyticModel):
+        def predict(self, query: PairQuery) -> Prediction:
+            asked.append(len(query))
+            return super().predict(query)
+
+    times = solos(graph, (1, 2), a=3.0, b=40.0)
+    whole = make_cost_table(graph, times, [], widths=(1, 2), model=Counts())
+    pairs = asked.pop()
+    monkeypatch.setattr(table, "_BLOCK", 50)
+    parts = make_cost_table(graph, times, [], widths=(1, 2), model=Counts())
+    assert sum(asked) == pairs
+    assert max(asked) <= 50
+    np.testing.assert_array_equal(whole.slowdown_first, parts.slowdown_first)
+    np.testing.assert_array_equal(whole.slowdown_last, parts.slowdown_last)
+
+
+def test_which_kernels_meet_is_what_their_operators_say() -> None:
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        graph = synthetic.random_problem(seed, 20, shape=("layered", "wide")[seed % 2]).graph
+        kernel = rng.integers(0, 6, size=20)[:, None] * 2 + np.arange(2)
+        other = np.where(rng.random(20) < 0.5, kernel[:, 0], 12 + np.arange(20)).astype(np.int32)
+        for one_team in (True, False):
+            expected = np.zeros((32, 32), dtype=np.bool_)
+            for a, b in np.argwhere(independence(graph)):
+                mine, its = ({*kernel[index, : 1 if one_team else 2].tolist(), int(other[index])} for index in (a, b))
+                expected[np.ix_(sorted(mine), sorted(its))] = True
+            np.testing.assert_array_equal(pairs_that_meet(graph, kernel, 32, one_team=one_team, other=other), expected)
+
+
+def test_pairs_are_ranked_by_the_time_that_could_be_spent_together() -> None:
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        made = synthetic.random_problem(seed, 24, shape=("layered", "wide")[seed % 2]).graph
+        named = [dataclasses.replace(item, signature=f"s{rng.integers(9)}") for item in made.operators]
+        graph = dataclasses.replace(made, operators=tuple(named))
+        times = solos(graph, (1, 2), **{f"s{number}": float(rng.integers(1, 4)) for number in range(9)})
+        ranked = _ranked(graph, times, (1, 2))
+        chosen = select_pairs(graph, times, widths=(1, 2), max_pairs=10_000)
+        names = [graph.operators[index].signature for choice in chosen for index in (choice.first, choice.last)]
+        found = zip(names[::2], (choice.first_width for choice in chosen), names[1::2], (choice.last_width for choice in chosen), strict=True)
+        assert list(found) == ranked
+        assert select_pairs(graph, times, widths=(1, 2), max_pairs=5) == chosen[:5]
+        left = [choice for choice, name in zip(chosen, ranked, strict=True) if name not in ranked[1:40:3]]
+        assert select_pairs(graph, times, widths=(1, 2), max_pairs=30, known=set(ranked[1:40:3])) == left[:30]
+
+
+def _ranked(graph: OpGraph, times: list[list[SoloRecord | Failure]], widths: tuple[int, ...]) -> list[tuple[str, int, str, int]]:
+    """What ``select_pairs`` is to choose, one pair of operators after the other."""
+    of = {(record.signature, record.width): record.samples.median_us for row in times for record in row if isinstance(record, SoloRecord)}
+    copies = Counter(item.signature for item in graph.operators)
+    met = Counter((graph.operators[a].signature, graph.operators[b].signature) for a, b in np.argwhere(independence(graph)).tolist())
+    found = []
+    for (a, b), count in met.items():
+        disjoint = copies[a] / 2 if a == b else min(count, copies[a], copies[b])
+        for width_a, width_b in itertools.product(widths, widths):
+            if a <= b and min(width_a, width_b) == 1 and not (a == b and width_b < width_a):
+                share = 1.0 if width_a == width_b == 1 else NARROW_WIDE_WORTH
+                found.append((-min(of[a, width_a], of[b, width_b]) * disjoint * share, a, width_a, b, width_b))
+    both = [((a, i, b, j), (b, j, a, i)) for _, a, i, b, j in sorted(found)]
+    return list(dict.fromkeys(name for orders in both for name in orders))
 
 
 def test_independence_agrees_with_the_graph() -> None:

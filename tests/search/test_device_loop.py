@@ -262,6 +262,37 @@ def test_what_a_wide_operator_of_a_team_waited_for_is_to_blame_though_it_ran_els
     assert moved.tolist() == [[1, 0]]
 
 
+def test_a_table_without_slowdowns_of_wide_operators_is_corrected_alike() -> None:
+    kernel = np.array([[0, 3], [1, 4], [2, 5]], dtype=np.int32)
+    solo_us, slower = np.array([5.0, 20.0, 9.0, 6.0, 7.0, 8.0]), np.full((3, 3), 1.2)
+    small = CostTable((1, 2), kernel, solo_us, slower, slower, 0.0, 1.0, 0.0, 2, one_team=True)
+    first, last = small.slowdowns(range(6))
+    large = dataclasses.replace(small, slowdown_first=first, slowdown_last=last)
+    trace = Trace((0.0, 1.0, 2.0), (8.0, 30.0, 25.0))  # of the last, which ran alone, the clock says that it had company
+    found = []
+    for costs in (small, large):
+        problem = Problem.from_arrays([[], [], []], costs)
+        schedule = problem.schedule([0, 1, 2], [0, 1, 0], width_index=[0, 0, 1])
+        timed = correct_with_times(problem, [(schedule, 2.0 * makespan_us(problem, schedule))])
+        found.append((timed, correct_with_traces(problem, [(schedule, trace)])))
+    for mine, its in zip(*found, strict=True):
+        assert mine.slowdown_last.shape == (3, 3)
+        assert (mine.slowdown_last != slower).any()
+        for name in ("slowdown_first", "slowdown_last"):
+            np.testing.assert_array_equal(getattr(mine, name), getattr(its, name)[:3, :3])
+
+
+def test_times_correct_a_table_that_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, _ = synthetic.random_block_problem(7, 20)
+    schedules = [problem.schedule(range(20), [(index + shift) % 4 for index in range(20)]) for shift in range(5)]
+    made: list[int] = []
+    make = Problem.make
+    monkeypatch.setattr(Problem, "make", lambda *given, **named: made.append(1) or make(*given, **named))
+    costs = correct_with_times(problem, [(schedule, 2.0 * makespan_us(problem, schedule)) for schedule in schedules])
+    assert (costs.slowdown_last != problem.costs.slowdown_last).any()
+    assert len(made) == 1
+
+
 def test_correction_stays_within_its_band() -> None:
     problem, _ = synthetic.random_block_problem(7, 20)
     schedule = problem.schedule(range(20), [index % 4 for index in range(20)])
