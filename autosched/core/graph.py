@@ -8,14 +8,13 @@ them writes it. Values that share memory (views) share a storage index.
 from __future__ import annotations
 
 import enum
-import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from autosched.core.computed_once import computed_once
 from autosched.core.custom_operators import is_custom
+from autosched.core.digests import GrowingDigest, digest_of
 from autosched.core.errors import InvalidGraph
 from autosched.core.program import Argument, Call, Many, Ref
 
@@ -202,7 +201,7 @@ class OpGraph:
         level = [0] * len(self.operators)
         for index in range(len(self.operators)):
             level[index] = 1 + max((level[before] for before in self.predecessors[index]), default=-1)
-        return max((level.count(depth) for depth in set(level)), default=0)
+        return max(Counter(level).values(), default=0)
 
     @computed_once
     def hash(self) -> str:
@@ -290,7 +289,7 @@ def _validate(graph: OpGraph) -> None:
 
 def _canonical_hash(graph: OpGraph) -> str:
     operators, outputs = merkle_digests(graph, numbered_inputs=True)
-    return _digest(sorted(operators), list(outputs)).hex()
+    return digest_of(sorted(operators), list(outputs)).hex()
 
 
 def merkle_digests(graph: OpGraph, *, numbered_inputs: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -301,25 +300,26 @@ def merkle_digests(graph: OpGraph, *, numbered_inputs: bool) -> tuple[tuple[str,
     """
     digests: dict[int, bytes] = {}
     for position, value_index in enumerate(graph.inputs):
-        digests[value_index] = _digest("input", position if numbered_inputs else 0, graph.values[value_index].spec)
+        digests[value_index] = digest_of("input", position if numbered_inputs else 0, graph.values[value_index].spec)
     for value in graph.values:
         if value.role is ValueRole.CONSTANT:
-            digests[value.index] = _digest("constant", value.spec)
+            digests[value.index] = digest_of("constant", value.spec)
     operator_digests: list[str] = []
     mutated: dict[int, bytes] = {}
     for operator in graph.operators:
         # A reader after an in-place change reads something else than a reader before it.
-        parts: list[object] = [mutated.get(graph.values[value].storage, b"").hex() for value in operator.reads]
+        parts = GrowingDigest(mutated.get(graph.values[value].storage, b"").hex() for value in operator.reads)
         for call in operator.calls:
             described = [_describe(argument, digests) for argument in call.args]
             described += [[name, _describe(argument, digests)] for name, argument in call.kwargs]
-            parts.append([call.target, described])
-            call_digest = _digest(*parts)
+            parts.add([call.target, described])
+            call_digest = parts.digest()
             for slot, value_index in enumerate(call.outputs):
                 if value_index >= 0:
                     owner = graph.values[value_index].storage != value_index
-                    digests[value_index] = _digest(call_digest.hex(), slot, owner, graph.values[value_index].spec)
-        digest = _digest(*parts, len(operator.calls))
+                    digests[value_index] = digest_of(call_digest.hex(), slot, owner, graph.values[value_index].spec)
+        parts.add(len(operator.calls))
+        digest = parts.digest()
         for value_index in operator.mutates:
             mutated[graph.values[value_index].storage] = digest
         operator_digests.append(digest.hex())
@@ -336,10 +336,6 @@ def _describe(argument: Argument, digests: dict[int, bytes]) -> object:
     return argument
 
 
-def _digest(*parts: object) -> bytes:
-    return hashlib.sha256(msgspec.json.encode(parts)).digest()
-
-
 def kernel_signature(calls: Sequence[Call], values: Sequence[Value]) -> str:
     """Digest of what decides an operator's speed: two operators with equal signatures are one kernel.
 
@@ -352,7 +348,7 @@ def kernel_signature(calls: Sequence[Call], values: Sequence[Value]) -> str:
         arguments += [[name, _spec_of(argument, values, seen)] for name, argument in call.kwargs]
         outputs = [values[value].spec if value >= 0 else None for value in call.outputs]
         described.append([call.target, arguments, outputs])
-    return _digest(described).hex()[:24]
+    return digest_of(described).hex()[:24]
 
 
 def _spec_of(argument: Argument, values: Sequence[Value], seen: dict[int, int]) -> object:

@@ -9,6 +9,7 @@ operator without a race. Dropping it when its last consumer has merely been laun
 from __future__ import annotations
 
 import enum
+import heapq
 from dataclasses import dataclass
 
 from autosched.core.graph import OpGraph, ValueRole
@@ -143,6 +144,9 @@ class _FreeTracker:
             if owner.role in (ValueRole.INTERMEDIATE, ValueRole.INTERNAL) and storage not in outputs:
                 self._uses[storage] = uses
         self._pending: dict[int, list[int]] = {}  # allocating lane -> storages whose users are all launched
+        # By allocating lane, and by the lane of a user that it has not waited for: that user's place there, and the storage. A lane that
+        # never waits for another holds thousands; they are not to be gone through at each launch.
+        self._held_up: dict[int, dict[int, list[tuple[int, int]]]] = {}
         self._remaining = {storage: len(uses) for storage, uses in self._uses.items()}
         self._of_operator: dict[int, list[int]] = {}
         for storage, uses in self._uses.items():
@@ -165,19 +169,28 @@ class _FreeTracker:
         if self._rule is FreeRule.HOLD_ALL:
             return ()
         freed: list[int] = []
-        kept: list[int] = []
-        for storage in self._pending.get(lane, ()):
-            if self._rule is FreeRule.LAST_LAUNCH or self._absorbed(storage, lane, clock, position):
+        for storage in self._due(lane, clock):
+            user = None if self._rule is FreeRule.LAST_LAUNCH else self._not_absorbed(storage, lane, clock, position)
+            if user is None:
                 freed += self._members.get(storage, [])
             else:
-                kept.append(storage)
-        self._pending[lane] = kept
+                held_up = self._held_up.setdefault(lane, {}).setdefault(self._schedule.lane[user], [])
+                heapq.heappush(held_up, (position[user], storage))
         return tuple(sorted(freed))
 
-    def _absorbed(self, storage: int, lane: int, clock: list[int], position: dict[int, int]) -> bool:
+    def _due(self, lane: int, clock: list[int]) -> list[int]:
+        """The storages of ``lane`` that may have become free: new ones, and those whose user ``clock`` was short of."""
+        found = self._pending.pop(lane, [])
+        for user_lane, held_up in self._held_up.get(lane, {}).items():
+            while held_up and held_up[0][0] <= clock[user_lane]:
+                found.append(heapq.heappop(held_up)[1])
+        return found
+
+    def _not_absorbed(self, storage: int, lane: int, clock: list[int], position: dict[int, int]) -> int | None:
+        """A user of the storage that whatever follows on ``lane`` need not come after; ``None`` if there is none."""
         for user in self._uses[storage]:
             user_lane = self._schedule.lane[user]
             # The operator just launched on this lane counts: whatever follows on the lane runs after it.
             if user_lane != lane and clock[user_lane] < position[user]:
-                return False
-        return True
+                return user
+        return None

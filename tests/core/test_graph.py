@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from autosched.core import digests
 from autosched.core.errors import InvalidGraph
 from autosched.core.graph import EdgeKind, Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature, topological
 from autosched.core.program import Call, Many, NonFinite, Ref
@@ -53,6 +55,34 @@ def test_the_hash_ignores_names_and_the_order_of_independent_operators() -> None
     swapped = OpGraph((a, dataclasses.replace(c, index=1), dataclasses.replace(b, index=2), d), graph.values, (0,), (4,))
     swapped.validate()
     assert swapped.hash == graph.hash
+
+
+def test_the_hash_of_a_fused_operator_hashes_each_of_its_calls_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = [0]
+    encode = msgspec.json.encode
+
+    def counting(what: object) -> bytes:
+        text = encode(what)
+        hashed[0] += len(text)
+        return text
+
+    monkeypatch.setattr(digests, "msgspec", SimpleNamespace(json=SimpleNamespace(encode=counting)))
+    spent = []
+    for count in (100, 200, 400):
+        calls = tuple(Call("aten::relu.default", (Ref(index),), (), (index + 1,)) for index in range(count))
+        values = (value(0, ValueRole.INPUT), *(value(index + 1, ValueRole.INTERNAL) for index in range(count - 1)), value(count))
+        fused = Operator(0, "fused", calls, (0,), (count,), (), 6, 24, 24, "fused", "")
+        hashed[0] = 0
+        assert OpGraph((fused,), values, (0,), (count,)).hash
+        spent.append(hashed[0])
+    assert spent[2] - spent[1] < 2.2 * (spent[1] - spent[0])
+
+
+def test_the_hash_of_a_fused_operator_is_what_files_know_it_by() -> None:
+    calls = (Call("aten::relu.default", (Ref(0),), (), (1,)), Call("aten::add.Tensor", (Ref(1), 2.5), (), (2,)))
+    fused = Operator(0, "fused", calls, (0,), (2,), (), 6, 24, 24, "fused", "")
+    graph = OpGraph((fused,), (value(0, ValueRole.INPUT), value(1, ValueRole.INTERNAL), value(2)), (0,), (2,))
+    assert graph.hash == "e40dbf948ce689e23aa08cc22bf99bd2aec51432014026659f2afc76ee2307a0"
 
 
 def test_the_hash_sees_another_operator_literal_and_shape() -> None:
