@@ -26,6 +26,10 @@ from autosched.pipeline.left_out import LeftOut
 _LOT = 8
 _FIRST_LOT = 2
 _PAIR_REPEATS = 9
+LEAST_ROUNDS = 3
+"""Rounds of operators alone are never fewer: a median needs three."""
+# Half of the rounds are made though they take longer than they should, up to so many times as long.
+_OVER = 4.0
 # Pairs with another variant of one of the two follow after so many of the others, and are made from so many of those most worth knowing.
 _VARIANTS_AFTER = 64
 _VARIANTS_OF = 24
@@ -64,11 +68,12 @@ def measure_solo(
 ) -> list[list[SoloRecord | Failure]]:
     """Every operator alone at every width: ``[n_operators][n_widths]``; ``rounds`` and ``seconds`` as for :func:`rounds_within`."""
     widths = session.limits.widths
-    found = [[known_solo(journal, operator.signature, width, rounds, device) for width in widths] for operator in graph.operators]
-    known = [[record if isinstance(record, SoloRecord) else None for record in row] for row in found]
-    if all(record is not None for row in known for record in row):
-        return [[record for record in row if record is not None] for row in known]
-    answers = session.solo(widths, repeats=rounds_within(session, graph, len(widths), rounds, seconds))
+    if (known := _all_known(journal, graph, widths, rounds, device)) is not None:
+        return known
+    repeats = rounds_within(session, graph, len(widths), rounds, seconds)
+    if repeats < rounds // 2 and (known := _all_known(journal, graph, widths, 2 * LEAST_ROUNDS, device)) is not None:
+        return known
+    answers = session.solo(widths, repeats=repeats)
     added: set[tuple[str, int]] = set()
     for operator, row in zip(graph.operators, answers, strict=True):
         for width, answer in zip(widths, row, strict=True):
@@ -80,11 +85,22 @@ def measure_solo(
     return answers
 
 
+def _all_known(
+    journal: Journal, graph: OpGraph, widths: Sequence[int], rounds: int, device: DeviceFacts
+) -> list[list[SoloRecord | Failure]] | None:
+    """What the journal holds of every operator at every width (:func:`known_solo`), if those are times."""
+    found = [[known_solo(journal, operator.signature, width, rounds, device) for width in widths] for operator in graph.operators]
+    known = [[record for record in row if isinstance(record, SoloRecord)] for row in found]
+    return [[*row] for row in known] if all(len(row) == len(widths) for row in known) else None
+
+
 def rounds_within(session: Session, graph: OpGraph, columns: int, rounds: int, seconds: float) -> int:
     """How many rounds of all operators alone to make, in so many ``columns`` (widths, variants).
 
     As many as ``seconds`` allow, by the time of a run in order, but no fewer than half of ``rounds``: what was measured in fewer is not
-    taken for known the next time. On a GPU most of that time is not the rounds', so that fewer would save little.
+    taken for known the next time. Where even those would take several times as long (a slow model at eight widths, each in three
+    variants), there are fewer, and the next time may measure again. On a GPU most of that time is not the rounds', so that fewer would
+    save little.
     """
     if not session.limits.lanes_matter or seconds == math.inf:
         return rounds
@@ -95,8 +111,9 @@ def rounds_within(session: Session, graph: OpGraph, columns: int, rounds: int, s
     session.paired(order, rounds=1)
     round_s = (time.monotonic() - begin_s) * max(columns, 1)
     # The first round is not counted.
-    fitting = int(seconds / round_s) - 1 if round_s > 0.0 else rounds
-    return max((rounds + 1) // 2, min(rounds, fitting))
+    fitting, at_most = (int(share * seconds / round_s) - 1 if round_s > 0.0 else rounds for share in (1.0, _OVER))
+    half = (rounds + 1) // 2
+    return max(min(rounds, fitting), min(half, max(at_most, LEAST_ROUNDS)))
 
 
 def known_solo(journal: Journal, signature: str, width: int, rounds: int, device: DeviceFacts) -> SoloRecord | Failure | None:

@@ -27,7 +27,7 @@ from autosched.device.base import Session
 from autosched.device.variants import NO_TIME, VariantSession
 from autosched.pipeline.graph_proofs import launch_facts
 from autosched.pipeline.left_out import LeftOut
-from autosched.pipeline.measuring import Ledger, known_solo, rounds_within
+from autosched.pipeline.measuring import LEAST_ROUNDS, Ledger, known_solo, rounds_within
 from autosched.runtime.regions.pieces import UNCOMPILED
 from autosched.search.loop import Bench
 
@@ -211,8 +211,11 @@ def measure_variants(
         return (operator, width, variant) in refused or (-1, width, variant) in refused
 
     answers = _known(journal, graph, device, offered, columns, rounds, out)
+    repeats = rounds if answers is not None else rounds_within(session, graph, len(columns), rounds, seconds)
+    if answers is None and repeats < rounds // 2:
+        answers = _known(journal, graph, device, offered, columns, 2 * LEAST_ROUNDS, out)
     if answers is None:
-        answers = session.solo_variants(columns, repeats=rounds_within(session, graph, len(columns), rounds, seconds))
+        answers = session.solo_variants(columns, repeats=repeats)
         added: set[tuple[str, int]] = set()
         for operator, row in zip(graph.operators, answers, strict=True):
             for (width, variant), answer in zip(columns, row, strict=True):

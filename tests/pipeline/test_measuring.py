@@ -58,17 +58,27 @@ def journal(tmp_path: Path) -> Journal:
     return Journal.open(tmp_path / "journal.jsonl", Scope(KEY, SoftwareKey((("torch", "0"),))))
 
 
-@pytest.mark.parametrize(("seconds", "rounds"), [(math.inf, 12), (100.0, 12), (18.1, 8), (1.0, 6), (0.0, 6)])
-def test_rounds_shrink_to_their_time_but_not_below_half(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
+@pytest.mark.parametrize(("seconds", "rounds"), [(math.inf, 12), (100.0, 12), (18.1, 8), (8.0, 6), (3.6, 6), (2.6, 4), (1.0, 3), (0.0, 3)])
+def test_rounds_shrink_to_their_time_but_below_half_only_where_that_takes_much_longer(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
     # Two columns of a second each: nine rounds in eighteen seconds, the first of which is not counted.
     assert rounds_within(Session(monkeypatch, 1.0), GRAPH, 2, 12, seconds) == rounds
 
 
 def test_what_was_measured_in_fewer_rounds_is_known_the_next_time(monkeypatch: pytest.MonkeyPatch, journal: Journal) -> None:
     session = Session(monkeypatch, 1.0)
-    measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger(), 1.0)
+    measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger(), 4.0)
     measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger())
     assert session.repeats == [6]
+
+
+def test_the_fewest_rounds_are_known_to_whoever_has_no_time_for_more(monkeypatch: pytest.MonkeyPatch, journal: Journal) -> None:
+    session = Session(monkeypatch, 1.0)
+    first = measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger(), 1.0)
+    # The same job, which comes back to what it measured to choose a lowering, and has a larger share of the budget for it.
+    assert measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger(), 2.0) == first
+    assert session.repeats == [3]
+    measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger())
+    assert session.repeats == [3, 12]
 
 
 @pytest.mark.parametrize(("load", "asked"), [(0.0, 1), (0.04, 1), (0.6, 2), (-1.0, 1)])
