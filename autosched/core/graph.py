@@ -275,7 +275,8 @@ def _validate(graph: OpGraph) -> None:
             if missing:
                 raise InvalidGraph(f"operator {operator.name}: call {call.target} reads values {missing} that it does not have")
             made = {value_index for value_index in call.outputs if value_index >= 0}
-            if made & (available | local):
+            # Not their union: that would be made anew for each call, of all values there are.
+            if not (made.isdisjoint(available) and made.isdisjoint(local)):
                 raise InvalidGraph(f"operator {operator.name}: call {call.target} makes a value that exists already")
             local |= made
         absent = [value_index for value_index in operator.writes if value_index not in local]

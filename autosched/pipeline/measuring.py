@@ -97,19 +97,22 @@ def _all_known(
 def rounds_within(session: Session, graph: OpGraph, columns: int, rounds: int, seconds: float) -> int:
     """How many rounds of all operators alone to make, in so many ``columns`` (widths, variants).
 
-    As many as ``seconds`` allow, by the time of a run in order, but no fewer than half of ``rounds``: what was measured in fewer is not
+    As many as ``seconds`` allow, by the time of runs in order, but no fewer than half of ``rounds``: what was measured in fewer is not
     taken for known the next time. Where even those would take several times as long (a slow model at eight widths, each in three
     variants), there are fewer, and the next time may measure again. On a GPU most of that time is not the rounds', so that fewer would
     save little.
     """
     if not session.limits.lanes_matter or seconds == math.inf:
         return rounds
-    order = [sequential(graph)]
-    if isinstance(session.paired(order, rounds=1), Failure):
+    widths = session.limits.widths
+    # Beside other processes the widest may take many times as long as the narrowest, and is the faster one else.
+    both = [sequential(graph, width=width) for width in dict.fromkeys((widths[0], widths[-1]))]
+    orders = next((orders for orders in (both, both[:1]) if not isinstance(session.paired(orders, rounds=1), Failure)), [])
+    if not orders:
         return rounds
     begin_s = time.monotonic()
-    session.paired(order, rounds=1)
-    round_s = (time.monotonic() - begin_s) * max(columns, 1)
+    session.paired(orders, rounds=1)
+    round_s = (time.monotonic() - begin_s) / len(orders) * max(columns, 1)
     # The first round is not counted.
     fitting, at_most = (int(share * seconds / round_s) - 1 if round_s > 0.0 else rounds for share in (1.0, _OVER))
     half = (rounds + 1) // 2

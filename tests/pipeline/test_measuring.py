@@ -31,6 +31,7 @@ class Session(SessionDouble):
     def __init__(self, monkeypatch: pytest.MonkeyPatch, run_s: float, pair_s: float = 0.0) -> None:
         super().__init__(lambda schedule: 100.0)
         self.now_s, self.run_s, self.pair_s = 0.0, run_s, pair_s
+        self.wide_s: float | None = run_s
         self.lots: list[int] = []
         self.widths: set[tuple[int, int]] = set()
         self.repeats: list[int] = []
@@ -38,7 +39,10 @@ class Session(SessionDouble):
         monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
 
     def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
-        self.now_s += self.run_s * rounds * len(schedules)
+        wide = sum(max(schedule.width) > 1 for schedule in schedules)
+        if wide and self.wide_s is None:
+            return Failure(FailureKind.CRASH, "no such width")
+        self.now_s += rounds * (self.run_s * (len(schedules) - wide) + (self.wide_s or 0.0) * wide)
         return super().paired(schedules, rounds=rounds)
 
     def solo(self, widths: Sequence[int], *, repeats: int) -> list[list[SoloRecord | Failure]]:
@@ -62,6 +66,16 @@ def journal(tmp_path: Path) -> Journal:
 def test_rounds_shrink_to_their_time_but_below_half_only_where_that_takes_much_longer(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
     # Two columns of a second each: nine rounds in eighteen seconds, the first of which is not counted.
     assert rounds_within(Session(monkeypatch, 1.0), GRAPH, 2, 12, seconds) == rounds
+
+
+def test_rounds_are_fewer_where_the_widest_run_is_the_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(monkeypatch, 1.0)
+    session.wide_s = 3.0
+    # Four seconds for both widths: four rounds in sixteen, the first of which is not counted; half of the rounds in sixteen times four.
+    assert rounds_within(session, GRAPH, 2, 12, 16.0) == 6
+    assert rounds_within(session, GRAPH, 2, 12, 5.1) == 4
+    session.wide_s = None
+    assert rounds_within(session, GRAPH, 2, 12, 16.0) == 7
 
 
 def test_what_was_measured_in_fewer_rounds_is_known_the_next_time(monkeypatch: pytest.MonkeyPatch, journal: Journal) -> None:
