@@ -25,6 +25,8 @@ NEVER = -1.0
 ALWAYS = 1e9
 """Of ``Policy.wide_below``: no operator runs wide, and all of them do."""
 
+_COLUMNS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -80,6 +82,24 @@ def portfolio(width_indices: Ints) -> list[Policy]:
     ]
 
 
+def mean_excess(excess: Floats, kernels: Ints) -> Floats:
+    """How much each of some operators slows all of them down, in the mean: float64 ``[n]``.
+
+    Args:
+        excess: float64 ``[n_kernels, n_kernels]``, ``[a, b]`` is a's beside b.
+        kernels: int32 ``[n]``: each operator's.
+    """
+    different, place = np.unique(kernels, return_inverse=True)
+    means = np.zeros(len(different))
+    # Some columns at a time: all operators beside all others are gigabytes where there are tens of thousands.
+    for begin in range(0, len(different), _COLUMNS):
+        some = different[begin : begin + _COLUMNS]
+        # One column alone would be added up in another order, and have other last bits.
+        means[begin : begin + len(some)] = excess[:, np.resize(some, max(2, len(some)))][kernels].mean(axis=0)[: len(some)]
+    found: Floats = means[place]
+    return found
+
+
 class Decoder:
     """List scheduling of one problem under any policy. Not thread-safe; counts ``evaluations``."""
 
@@ -97,9 +117,7 @@ class Decoder:
         self._duration = problem.operator_us(self.narrow)
         self._successors = (problem.succ_ptr[1:] - problem.succ_ptr[:-1]) * float(self._duration.mean() if count else 0.0)
         rows = problem.kernel[:, self.narrow]
-        # A model that only hands its inputs on has no operators, and no mean.
-        pressure = problem.excess_first[:, rows][rows].mean(axis=0) if count else np.zeros(0)
-        self._pressure: Floats = pressure * self._duration
+        self._pressure: Floats = mean_excess(problem.excess_first, rows) * self._duration
         self.floats = np.zeros(layout.float_row(count, lanes))
         self.ints = np.zeros(layout.int_row(count, lanes), dtype=np.int32)
 

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from autosched.search.anneal import Annealer, MoveWeights
 from autosched.search.beam import Beam
 from autosched.search.dp import IOS, _Solver, blocks
 from autosched.search.optuna_search import OptunaSearch, open_study
-from autosched.search.policies import Candidate, Decoder, Policy, best_policies, portfolio
+from autosched.search.policies import Candidate, Decoder, Policy, best_policies, mean_excess, portfolio
 from autosched.search.problem import Problem, one_wide_lane
 from autosched.search.simulate import makespan_us
 from autosched.search.strategy import STRATEGIES, SearchContext
@@ -291,6 +292,28 @@ def test_optunas_schedules_are_ranked_by_what_is_exported_where_operators_run_wi
     assert max(found[0].width) > 1
     times_us = [makespan_us(problem, schedule) for schedule in found]
     assert times_us == pytest.approx(sorted(times_us))
+
+
+@pytest.mark.parametrize(("kernels", "operators"), [(1, 1), (1, 7), (3, 2), (65, 40), (200, 300)])
+def test_the_mean_excess_is_that_of_all_operators_beside_all_to_the_last_bit(kernels: int, operators: int) -> None:
+    rng = np.random.default_rng(kernels)
+    excess = rng.exponential(size=(kernels, kernels))
+    rows = rng.integers(0, kernels, operators).astype(np.int32)
+    np.testing.assert_array_equal(mean_excess(excess, rows), excess[:, rows][rows].mean(axis=0))
+    assert mean_excess(excess, rows[:0]).shape == (0,)
+
+
+def test_list_policies_of_a_graph_of_thousands_of_operators_need_no_table_of_operators() -> None:
+    costs = dataclasses.replace(flat_costs([3.0]), kernel=np.zeros((4000, 1), dtype=np.int32))
+    problem = Problem.from_arrays([[index - 1] if index else [] for index in range(4000)], costs)
+    Decoder(Problem.from_arrays([[]], flat_costs([3.0])), 2, np.array([0], dtype=np.int32))  # what is imported for it
+    tracemalloc.start()
+    try:
+        Decoder(problem, 2, np.array([0], dtype=np.int32))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4000 * 4000  # bytes; a table of numbers would be eight times that
 
 
 def test_naming_the_strategies_imports_neither_the_compiler_nor_optuna() -> None:
