@@ -6,6 +6,8 @@ thousands of kernels.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,9 +52,9 @@ def instances(free: NDArray[np.bool_], kernel: NDArray[np.int32]) -> NDArray[np.
     return gathered(gathered(free, kernel, np.add).T, kernel, np.add)
 
 
-def gathered(rows: NDArray[np.generic], places: NDArray[np.int32], how: np.ufunc) -> NDArray[np.generic]:
+def gathered(rows: NDArray[Any], places: NDArray[np.int32], how: np.ufunc) -> NDArray[Any]:
     """The rows of each place taken together: ``[n_places, ...]``; ``places`` says where each row belongs, numbered without gaps."""
     order = np.argsort(places, kind="stable")
     begins = np.searchsorted(places[order], np.arange(int(places.max()) + 1))
-    found: NDArray[np.generic] = how.reduceat(rows[order], begins, axis=0, dtype=np.bool_ if how is np.logical_or else np.int32)
+    found: NDArray[Any] = how.reduceat(rows[order], begins, axis=0, dtype=np.bool_ if how is np.logical_or else np.int32)
     return found

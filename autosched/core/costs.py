@@ -103,7 +103,7 @@ class CostTable:
         may = [self.kernel[:, 0], *([] if self.other_kernel is None else [self.other_kernel])]
         return self.one_team and all(int(rows.max(initial=0)) < beside for rows in may) and beside <= len(self.solo_us)
 
-    def slowdowns(self, kernels: Sequence[int] | NDArray[np.integer]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def slowdowns(self, kernels: Sequence[int] | NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """``slowdown_first`` and ``slowdown_last`` among some kernels, in their order; 1 where one of the two runs alone."""
         chosen = np.asarray(kernels, dtype=np.int64)
         inside = np.flatnonzero(chosen < len(self.slowdown_first))

@@ -18,8 +18,8 @@ from autosched.core.decoding import decode_json
 from autosched.core.errors import AutoschedError
 from autosched.core.graph import OpGraph
 from autosched.core.records import DeviceKey, Engine, PairRecord
-from autosched.costmodel.persist import load_model, read_card
 from autosched.costmodel.meeting import pairs_that_meet
+from autosched.costmodel.persist import load_model, read_card
 from autosched.costmodel.table import OTHER
 from autosched.costmodel.trained import Card, TrainedModel
 from autosched.device.base import Device

@@ -225,7 +225,9 @@ def test_a_plan_takes_work_in_proportion_to_its_operators_where_a_lane_never_wai
     """A lane whose values are all read on another one, which it never waits for: nothing of it can be dropped before the end."""
     calls = []
     for rungs in (200, 400):
-        predecessors = [item for rung in range(rungs) for item in ([2 * rung - 2] if rung else [], [2 * rung, *([2 * rung - 1] if rung else [])])]
+        predecessors = [
+            item for rung in range(rungs) for item in ([2 * rung - 2] if rung else [], [2 * rung, *([2 * rung - 1] if rung else [])])
+        ]
         graph = make_graph(predecessors)
         schedule = make_schedule(graph, range(2 * rungs), [0, 1] * rungs)
         counter = Counter[str]()

@@ -15,10 +15,10 @@ from autosched.core.errors import NoFeasibleCandidate, UsageError
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Ref
 from autosched.core.records import MAX_SLOWDOWN, Contamination, Failure, FailureKind, PairRecord, Samples, SoloRecord
+from autosched.costmodel import table
 from autosched.costmodel.analytic import AnalyticModel
 from autosched.costmodel.meeting import pairs_that_meet
 from autosched.costmodel.model import PairQuery, Prediction
-from autosched.costmodel import table
 from autosched.costmodel.select_pairs import NARROW_WIDE_WORTH, select_pairs
 from autosched.costmodel.table import make_cost_table as full_cost_table
 from autosched.datasets.choices import independence
@@ -291,7 +291,9 @@ def test_pairs_are_ranked_by_the_time_that_could_be_spent_together() -> None:
         ranked = _ranked(graph, times, (1, 2))
         chosen = select_pairs(graph, times, widths=(1, 2), max_pairs=10_000)
         names = [graph.operators[index].signature for choice in chosen for index in (choice.first, choice.last)]
-        found = zip(names[::2], (choice.first_width for choice in chosen), names[1::2], (choice.last_width for choice in chosen), strict=True)
+        found = zip(
+            names[::2], (choice.first_width for choice in chosen), names[1::2], (choice.last_width for choice in chosen), strict=True
+        )
         assert list(found) == ranked
         assert select_pairs(graph, times, widths=(1, 2), max_pairs=5) == chosen[:5]
         left = [choice for choice, name in zip(chosen, ranked, strict=True) if name not in ranked[1:40:3]]

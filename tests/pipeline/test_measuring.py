@@ -63,7 +63,9 @@ def journal(tmp_path: Path) -> Journal:
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(math.inf, 12), (100.0, 12), (18.1, 8), (8.0, 6), (3.6, 6), (2.6, 4), (1.0, 3), (0.0, 3)])
-def test_rounds_shrink_to_their_time_but_below_half_only_where_that_takes_much_longer(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
+def test_rounds_shrink_to_their_time_and_below_half_where_that_is_far_more(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int
+) -> None:
     # Two columns of a second each: nine rounds in eighteen seconds, the first of which is not counted.
     assert rounds_within(Session(monkeypatch, 1.0), GRAPH, 2, 12, seconds) == rounds
 
