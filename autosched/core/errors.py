@@ -118,6 +118,10 @@ class DeviceError(AutoschedError):
     exit_code = 5
 
 
+class ShortOfMemory(DeviceError):
+    """The device had no memory for what was asked of it, which it may have a moment later."""
+
+
 class DeviceMissing(DeviceError):
     """The device asked for does not exist on this machine."""
 

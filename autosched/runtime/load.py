@@ -31,15 +31,14 @@ from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.key_order import KeyOrders
 from autosched.runtime.lane_choice import for_engine
 from autosched.runtime.native.build import build_native, native_library, obstacle
+from autosched.runtime.no_memory import ROOM, lacks_memory
 from autosched.runtime.prepared import Prepared
 from autosched.runtime.shape_table import ShapeTable
 from autosched.runtime.shapes import find_buckets
 from autosched.runtime.shapes_padding import Padding
-from autosched.runtime.slot import OUT_OF_MEMORY, Slot
+from autosched.runtime.slot import Slot
 from autosched.runtime.verdict import GRAVEST_FIRST, Compatibility, Verdict, check_bundle
 from autosched.runtime.weights import UnwatchableModel, modules_with_a_mode
-
-_ROOM = "There is not enough memory for it beside the model: free some and load again, or keep fewer shapes in memory (max_shapes)."
 
 __all__ = ["FallbackWarning", "LoadReport", "LoadedModel", "ShapeReport", "load"]
 
@@ -285,8 +284,8 @@ class _Preparer:
             let_through(error)
             reason = f"{type(error).__name__}: {printable(str(error))}"
             lines = [f"its schedule cannot run on this model here: {reason}"]
-            if isinstance(error, OUT_OF_MEMORY):
-                raise IncompatibleArtifact(self._label, lines, what_to_do=_ROOM) from error
+            if lacks_memory(error):
+                raise IncompatibleArtifact(self._label, lines, what_to_do=ROOM) from error
             if apart := _apart(self._binder.model):
                 raise IncompatibleArtifact(self._label, [*lines, apart], what_to_do="Move the model to one device.") from error
             raise IncompatibleArtifact(self._label, lines) from error

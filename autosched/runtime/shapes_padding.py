@@ -21,6 +21,7 @@ from autosched.core.standing_aside import all_aside
 from autosched.runtime.agreement import models_answer, require_agreement
 from autosched.runtime.call_form import CallReader, expected_key, leaf_key
 from autosched.runtime.kernels import random_inputs
+from autosched.runtime.no_memory import lacks_memory
 from autosched.runtime.prepared import OPERATOR_ERRORS, Prepared
 from autosched.runtime.shapes import Buckets
 from autosched.runtime.telling_inputs import telling_inputs
@@ -35,6 +36,9 @@ _UNREST = (
     "than a call; it is tried again at the first one before which it was not"
 )
 _CHANGED = "the call is not padded: the model was changed, by another thread, while padding was tried"
+_NO_MEMORY = "the call is not padded: there was not enough memory to try whether it may be"
+# Trials, one for each call, until padding ends.
+_MOST_SHORT = 16
 
 
 class Padding:
@@ -58,6 +62,7 @@ class Padding:
         self._seen: dict[int, object] = {}
         self._asked: dict[int, object] = {}
         self._unrest = tuple(Unrest() for _ in programs)
+        self._short = 0  # trials, since the last that told something, for which there was no memory
         program = self._programs[0]
         self._reader = CallReader(program.input_tree)
         self._plain = {place: expected_key(program, leaf) for place, leaf in enumerate(program.input_leaves) if not isinstance(leaf, Ref)}
@@ -113,8 +118,13 @@ class Padding:
             # By another thread, and then the two were not asked of one model: the next call that would be padded tries again.
             if prepared.watch.change() is not Change.NONE:
                 return
+            # Others may have it for a moment.
+            if lacks_memory(error) and self._short < _MOST_SHORT:
+                self._short += 1
+                return
             said = error.differences if isinstance(error, IncompatibleArtifact) else [f"padding: {type(error).__name__}: {error}"]
             self.refused = "; ".join(said)
+        self._short = 0
         self._seen[place] = seen
 
     def barred(self, place: int, prepared: Prepared) -> str:
@@ -130,7 +140,9 @@ class Padding:
             self.settle(place, prepared)
         if self.refused:
             return f"calls of other shapes are not padded: {self.refused}"
-        return "" if self._seen.get(place) is prepared.seen else _CHANGED
+        if self._seen.get(place) is prepared.seen:
+            return ""
+        return _NO_MEMORY if self._short else _CHANGED
 
     def verify(self, place: int, prepared: Prepared) -> None:
         """Show that calls may be padded to shape ``place``, by calls of several sizes and with several contents of the added rows.

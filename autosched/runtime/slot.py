@@ -15,6 +15,7 @@ from autosched.core.frames import empty_frames
 from autosched.core.from_outside import let_through
 from autosched.core.program import Program, Ref
 from autosched.runtime.call_form import answer_maker
+from autosched.runtime.no_memory import lacks_memory
 from autosched.runtime.prepared import OPERATOR_ERRORS, ChangedMeanwhile, InAnotherMode, NoLongerFits, Prepared
 from autosched.runtime.shapes import describe_shape
 from autosched.runtime.state import holders_of
@@ -24,7 +25,6 @@ from autosched.runtime.trees import objects_given, returns_given
 _MOST_UNSETTLED = 100
 # Others of a server may hold the memory for a moment. Where there never is any, each call would cost an attempt.
 _MOST_SHORT = 16
-OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,11 @@ class Slot:
         self._prepare = prepare
         self._lock = threading.Lock()
         self._of_parent: Prepared | None = None
-        self.given_up = False  # for what the model was, which it may cease to be
+        self.given_up = False  # for what the model was, which it may cease to be, or for want of memory
         self._unsettled = 0  # comparisons in a row during which the model was changed
-        self._short = 0  # calls, since the last that went well, for which there was no memory
+        self._short = 0  # attempts, since the last call that went well, for which there was no memory
+        self._left_alone = 0  # calls to come that are left to the model before it is made ready again
+        self._shortage = ""
 
     def objects_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[int, Any]:
         """What of the call is to come back itself, where there may be anything (``returns_given``).
@@ -125,6 +127,9 @@ class Slot:
                 if prepared is None:
                     if self.refused:
                         return Refused("retired", self.refused)
+                    if self._left_alone:
+                        self._left_alone -= 1
+                        return Refused("memory", self._shortage)
                     prepared = self.ready()
                 outcome = prepared.run(tensors)
                 self._unsettled = 0
@@ -138,11 +143,12 @@ class Slot:
             except InAnotherMode as error:
                 return Refused("model", str(error), error)
             except NoLongerFits as error:
-                return self._retire("model", str(error), error.__cause__)
+                return self._no_longer_fits(error)
             except OPERATOR_ERRORS as error:
                 let_through(error)
                 what = str(error) if isinstance(error, AutoschedError) else f"{type(error).__name__}: {error}"
-                return self._retire("prepare", f"the schedule for {self.label} is not used: {what}", error)
+                reason = f"the schedule for {self.label} is not used: {what}"
+                return self._lacked(reason, error) if lacks_memory(error) else self._retire("prepare", reason, error)
             if isinstance(outcome, str):
                 return Refused("model", outcome)
             if not isinstance(outcome, Exception):
@@ -163,14 +169,18 @@ class Slot:
                 return False
 
     def refresh(self) -> Refused | None:
-        """Read all parameters again, if the schedule is ready or was given up for a change; why it may not run any more, or nothing."""
+        """Read all parameters again, if the schedule is ready; try it once more, if it was given up for a change or for want of memory.
+
+        Why it may not run any more, or nothing.
+        """
         with self._lock:
+            self._left_alone = 0
             try:
                 if self.prepared is not None:
                     self.prepared.refresh()
                 elif self.given_up:
                     self.ready()
-                    self.refused, self.given_up = "", False
+                    self.refused, self.given_up, self._short = "", False, 0
             except ChangedMeanwhile:
                 return None
             except InAnotherMode as error:
@@ -178,17 +188,21 @@ class Slot:
                 self.prepared, self.refused, self.given_up = None, "", False
                 return Refused("model", str(error), error)
             except NoLongerFits as error:
-                return self._retire("model", str(error), error.__cause__)
+                return self._no_longer_fits(error)
             except AutoschedError as error:
-                return self._retire("model", f"the model was changed and its schedule no longer fits: {error}", error)
+                reason = f"the model was changed and its schedule no longer fits: {error}"
+                return self._lacked(str(error), error) if lacks_memory(error) else self._retire("model", reason, error)
             return None
 
     def fail(self, reason: str, error: Exception) -> None:
         """An operator failed where the model did not: never run the schedule again, unless it lacked memory, as it may for a moment."""
         with self._lock:
-            self._short += isinstance(error, OUT_OF_MEMORY)
-            if not isinstance(error, OUT_OF_MEMORY) or self._short > _MOST_SHORT:
+            if not lacks_memory(error):
                 self._retire("failure", reason, None)
+                return
+            self._short += 1
+            if self._short > _MOST_SHORT:
+                self._retire("memory", reason, None)
 
     def after_fork(self, *, usable: bool) -> None:
         """Forget the calls of the parent's other threads; where not ``usable``, its schedule as well, which must not be given back here."""
@@ -197,10 +211,29 @@ class Slot:
             self._of_parent, self.prepared, self.given_up = self.prepared, None, False
             self.refused = "it was loaded before this process was forked, and CUDA does not outlive a fork; load in each process"
 
+    def _no_longer_fits(self, error: NoLongerFits) -> Refused:
+        # The older schedule goes even so: whoever makes it ready again needs the memory, and it computes what the model was.
+        if lacks_memory(error):
+            reason = f"the model was changed, and there is no memory to make its schedule anew: {error.__cause__}"
+            return self._lacked(reason, error.__cause__)
+        return self._retire("model", str(error), error.__cause__)
+
+    def _lacked(self, reason: str, error: BaseException | None) -> Refused:
+        """There was no memory to make it ready: once more at a later call, unless it was so too often.
+
+        An attempt takes longer than a call, and nobody knows how long a moment is: after each one, twice as many calls are left alone.
+        """
+        self._short += 1
+        if self._short > _MOST_SHORT:
+            return self._retire("memory", reason, error)
+        self.prepared, self.refused, self.given_up = None, "", False
+        self._left_alone, self._shortage = 2 ** (self._short - 1) - 1, reason
+        return Refused("memory", reason, error if isinstance(error, Exception) else None)
+
     def _retire(self, kind: str, reason: str, error: BaseException | None) -> Refused:
         self.refused = reason
         self.prepared = None
-        self.given_up = kind == "model"
+        self.given_up = kind in ("model", "memory")
         return Refused(kind, reason, error if isinstance(error, Exception) else None)
 
 

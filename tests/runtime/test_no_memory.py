@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from autosched.core.errors import AutoschedError, DeviceError, IncompatibleArtifact
+from autosched.core.errors import AutoschedError, DeviceError, IncompatibleArtifact, ShortOfMemory
 from autosched.core.frames import empty_frames
 from autosched.export.bundle import encode_bundle
-from autosched.runtime import binding
+from autosched.runtime import binding, slot
 from autosched.runtime.load import FallbackWarning, load
+from autosched.runtime.trees import output_tensors
 from tests.conformance.bundles import shapes_of, two_branches_bundle
 from tests.conformance.graphs import TwoBranches, two_branches_inputs
 
@@ -84,7 +85,8 @@ def test_the_model_runs_beside_nothing_of_a_schedule_that_had_no_memory(monkeypa
     with warnings.catch_warnings(action="ignore", category=FallbackWarning):
         loaded = load(data, model, prepare=prepare)
         loaded(*args, **kwargs)
-    assert "out of memory" in loaded.report().reason
+    ((reason, calls),) = loaded.report().stepped_aside
+    assert ("out of memory" in reason, calls) == (True, 1)
     assert (len(Noting.made), Noting.seen) == (1, [0])
 
 
@@ -183,7 +185,16 @@ def short_of_memory(_: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def test_memory_that_is_short_for_a_moment_retires_nothing() -> None:
+def more_than_there_is(_: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.empty(1 << 50)]
+
+
+def driver_has_none(_: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call")
+
+
+@pytest.mark.parametrize("short_of_memory", [short_of_memory, more_than_there_is, driver_has_none])
+def test_memory_that_is_short_for_a_moment_retires_nothing(short_of_memory: Callable[..., list[torch.Tensor]]) -> None:
     model = TwoBranches().eval()
     loaded = load(encode_bundle(two_branches_bundle(model)), model)
     assert loaded._table is not None
@@ -191,7 +202,7 @@ def test_memory_that_is_short_for_a_moment_retires_nothing() -> None:
     assert prepared is not None
     args, kwargs = two_branches_inputs(3)
     runner, prepared.runner = prepared.runner, short_of_memory
-    with pytest.warns(FallbackWarning, match="out of memory"):
+    with pytest.warns(FallbackWarning, match="memory"):
         loaded(*args, **kwargs)
     for _ in range(4):
         loaded(*args, **kwargs)
@@ -214,3 +225,93 @@ def test_a_schedule_that_never_has_memory_is_given_up() -> None:
         loaded(*args, **kwargs)
     assert slot.prepared is None
     assert "out of memory" in loaded.report().reason
+
+
+class Room:
+    """Lets schedules be bound while there is room, and counts the attempts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, raised: Callable[[], Exception]) -> None:
+        self.there = True
+        self.attempts = 0
+        real = binding.Binder._bind_trusting
+
+        def bind(*args: Any) -> Any:
+            self.attempts += 1
+            if not self.there:
+                raise raised()
+            return real(*args)
+
+        monkeypatch.setattr(binding.Binder, "_bind_trusting", bind)
+
+
+NO_ROOM: dict[str, Callable[[], Exception]] = {
+    "PyTorch's allocator": lambda: torch.OutOfMemoryError("CUDA out of memory"),
+    "a CPU's": lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+    "a capture": lambda: ShortOfMemory("the schedule cannot be captured here: OutOfMemoryError: CUDA out of memory."),
+}
+
+
+@pytest.fixture(params=NO_ROOM)
+def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Room:
+    return Room(monkeypatch, NO_ROOM[request.param])
+
+
+@pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")
+@pytest.mark.parametrize("when", ["first-use", "evicted", "new weights", "refresh"])
+def test_a_schedule_that_has_no_memory_when_it_is_made_ready_is_made_ready_later(room: Room, when: str) -> None:
+    model = TwoBranches().eval()
+    shapes = (4, 8) if when == "evicted" else (4,)
+    loaded = load(encode_bundle(*shapes_of(model, *shapes)), model, max_shapes=1, prepare="first-use" if when == "first-use" else "all")
+    args, kwargs = two_branches_inputs(3)
+    if when == "evicted":
+        others, named = two_branches_inputs(3, 8)
+        loaded(*others, **named)
+    elif when == "new weights":
+        model.load_state_dict({name: 2 * value for name, value in model.state_dict().items()})
+    room.there, room.attempts = False, 0
+    if when == "refresh":
+        loaded.refresh()
+    for _ in range(10):
+        torch.testing.assert_close(output_tensors(loaded(*args, **kwargs)), output_tensors(model(*args, **kwargs)))
+    # Of the ten the first, second, fourth and eighth; or one of them less, where refresh() made one.
+    assert room.attempts == 4
+    assert loaded.report().scheduled
+    room.there = True
+    for _ in range(10):
+        torch.testing.assert_close(output_tensors(loaded(*args, **kwargs)), output_tensors(model(*args, **kwargs)))
+    assert loaded.report().calls >= 3
+    assert room.attempts == 5
+
+
+@pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")
+def test_one_that_never_has_memory_when_it_is_made_ready_is_given_up_until_refresh(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot, "_MOST_SHORT", 3)
+    model = TwoBranches().eval()
+    loaded = load(encode_bundle(two_branches_bundle(model)), model, prepare="first-use")
+    args, kwargs = two_branches_inputs(3)
+    room.there = False
+    for _ in range(20):
+        loaded(*args, **kwargs)
+    assert (room.attempts, loaded.report().scheduled) == (4, False)
+    assert "memory" in loaded.report().reason
+    room.there = True
+    loaded(*args, **kwargs)
+    assert (room.attempts, loaded.report().calls) == (4, 0)
+    loaded.refresh()
+    loaded(*args, **kwargs)
+    assert (loaded.report().scheduled, loaded.report().calls) == (True, 1)
+
+
+def test_what_a_call_says_of_a_lack_of_memory_is_raised_where_the_caller_is_strict(room: Room) -> None:
+    model = TwoBranches().eval()
+    loaded = load(encode_bundle(two_branches_bundle(model)), model, prepare="first-use", strict=True)
+    args, kwargs = two_branches_inputs(3)
+    room.there = False
+    for _ in range(2):
+        with pytest.raises(AutoschedError, match="memory"):
+            loaded(*args, **kwargs)
+    room.there = True
+    with pytest.raises(AutoschedError, match="memory"):
+        loaded(*args, **kwargs)
+    assert room.attempts == 2
+    loaded(*args, **kwargs)

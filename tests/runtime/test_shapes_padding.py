@@ -162,3 +162,30 @@ def test_where_padding_cannot_be_tried_the_shapes_keep_their_schedules(monkeypat
         warnings.simplefilter("error", FallbackWarning)
         assert torch.equal(loaded(_rows(4)), _rows(4) * 2)
     assert loaded.report().scheduled
+
+
+def test_memory_that_is_short_while_padding_is_tried_says_nothing_of_it(
+    gated: tuple[_Gated, LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, loaded = gated
+    real = Padding._far
+
+    def no_room(*_: object) -> list[torch.Tensor]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Padding, "_far", no_room)
+    model.gate.data.add_(0.0)
+    loaded.refresh()
+    with pytest.warns(FallbackWarning, match="not enough memory to try"):
+        _require_same(loaded, model, 3)
+    assert loaded.report().padding == "on"
+    monkeypatch.setattr(Padding, "_far", real)
+    before = loaded.report().calls
+    _require_same(loaded, model, 3)
+    assert loaded.report().calls == before + 1
+    monkeypatch.setattr(Padding, "_far", no_room)
+    loaded.refresh()
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
+        for _ in range(40):
+            _require_same(loaded, model, 3)
+    assert "out of memory" in loaded.report().padding

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import traceback
 
-import torch
-
 from autosched.core.from_outside import let_through
 from autosched.core.records import Failure, FailureKind
-
-# How the driver, and cuBLAS and cuDNN in the names of their status codes, say that there is none.
-_NO_MEMORY = ("out of memory", "alloc_failed")
+from autosched.runtime.no_memory import lacks_memory
 
 
 def failure_of(error: BaseException, doing: str) -> Failure:
     """The failure a candidate's exception means."""
     text = f"{doing}: {type(error).__name__}: {error}".splitlines()[0][:500]
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(words in text.lower() for words in _NO_MEMORY):
-        return Failure(FailureKind.OOM, text)
-    return Failure(FailureKind.CAPTURE, text)
+    return Failure(FailureKind.OOM if lacks_memory(error) else FailureKind.CAPTURE, text)
 
 
 def released(error: BaseException) -> BaseException | None:

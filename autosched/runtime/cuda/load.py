@@ -11,9 +11,9 @@ from typing import TypeVar
 import torch
 
 from autosched.core.custom_operators import is_custom
-from autosched.core.errors import DeviceError
+from autosched.core.errors import DeviceError, ShortOfMemory
 from autosched.core.graph import OpGraph
-from autosched.core.records import Failure
+from autosched.core.records import Failure, FailureKind
 from autosched.core.standing_aside import all_aside
 from autosched.runtime.cuda.audit import audit_graph
 from autosched.runtime.cuda.bindings import open_bindings, why_unread
@@ -27,6 +27,7 @@ from autosched.runtime.cuda.torch_streams import TorchStreams
 from autosched.runtime.current_device import made_current
 from autosched.runtime.float32 import as_it_is_set
 from autosched.runtime.kernels import Begun, BoundProgram
+from autosched.runtime.no_memory import ROOM
 from autosched.runtime.plan import Plan
 
 _log = logging.getLogger(__name__)
@@ -97,20 +98,26 @@ def prepare_runner(
     # Nobody has asked for a run yet: what overwrites its inputs is warmed up in the form that does not.
     failure = capturer.warm_up(program.otherwise or program, static)
     if failure is not None:
-        raise DeviceError(f"the operators do not run on this device: {failure.detail}. Run 'autosched check', or use the model as it is.")
+        raise _refusal(failure, "the operators do not run on this device", "Run 'autosched check', or use the model as it is.")
     if any(_multiplies(call.target) for operator in graph.operators for call in operator.calls):
         failure = _attempted(lambda: capturer.hold_workspaces(plan))
         if failure is not None:
-            raise DeviceError(f"the libraries' workspaces cannot be made here: {failure.detail}. Use the model as it is.")
+            raise _refusal(failure, "the libraries' workspaces cannot be made here", "Use the model as it is.")
     if not capturer.can_observe:
         _say_once(_not_audited(capturer.unread))
     options = CaptureOptions(observe=capturer.can_observe)
     made = _attempted(lambda: capturer.capture(program, plan, static, graph=graph, options=options, callers=callers))
     if isinstance(made, Failure):
-        raise DeviceError(f"the schedule cannot be captured here: {made.detail}. Tune again on this machine, or use the model as it is.")
+        raise _refusal(made, "the schedule cannot be captured here", "Tune again on this machine, or use the model as it is.")
     if made.captured is not None:
         _require_sound(graph, plan, made.captured, made)
     return made
+
+
+def _refusal(failure: Failure, what: str, advice: str) -> DeviceError:
+    if failure.kind is FailureKind.OOM:
+        return ShortOfMemory(f"{what}: {failure.detail}. {ROOM}")
+    return DeviceError(f"{what}: {failure.detail}. {advice}")
 
 
 def _multiplies(target: str) -> bool:

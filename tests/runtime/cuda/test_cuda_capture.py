@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from autosched.core.errors import DeviceError, UsageError
+from autosched.core.errors import DeviceError, ShortOfMemory, UsageError
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, make_schedule, sequential
@@ -453,6 +453,18 @@ def test_a_loaded_plan_is_captured_audited_and_called() -> None:
     for seed in range(3):
         inputs = rig.program.inputs(seed)
         assert rig.numbers(runner(inputs)) == rig.program.answer(inputs)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory"), MemoryError()])
+def test_a_loaded_plan_that_lacks_memory_says_so(error: Exception) -> None:
+    graph = diamond()
+    rig = Rig(graph, fail_at={2: error})
+    with pytest.raises(ShortOfMemory, match="max_shapes"):
+        prepare_runner(rig.capturer, rig.program, graph, make_plan(graph, two_lanes(graph)), rig.inputs)
+    rig = Rig(graph, fail_at={2: RuntimeError("no kernel image")})
+    with pytest.raises(DeviceError, match="no kernel image") as caught:
+        prepare_runner(rig.capturer, rig.program, graph, make_plan(graph, two_lanes(graph)), rig.inputs)
+    assert not isinstance(caught.value, ShortOfMemory)
 
 
 def rig_with_a_product(target: str = "aten::mm.default") -> Rig:

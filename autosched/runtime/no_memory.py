@@ -1,0 +1,32 @@
+"""Whether an error says that there was no memory, which may be so for a moment and says nothing of what was asked to run."""
+
+from __future__ import annotations
+
+import torch
+
+from autosched.core.errors import AutoschedError, ShortOfMemory
+
+# How PyTorch's allocator for CPUs says that there is none, the driver of a GPU, and cuBLAS and cuDNN in the names of their status codes.
+_WORDS = ("out of memory", "alloc_failed", "allocate memory", "not enough memory")
+
+# What to do about it, at the end of a message.
+ROOM = "There is not enough memory for it beside the model: free some and load again, or keep fewer shapes in memory (max_shapes)."
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Whether ``error``, or what it came of, is a lack of memory."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError, ShortOfMemory)) or _says_so(error):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _says_so(error: BaseException) -> bool:
+    # What autosched says of another's error quotes it, and what a file is named.
+    if isinstance(error, AutoschedError):
+        return False
+    first = str(error).partition("\n")[0].lower()
+    return any(words in first for words in _WORDS)
