@@ -9,9 +9,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from autosched.core.schedule import Schedule
+from autosched.capture.export import capture
+from autosched.core.program import ConstantSource
+from autosched.core.schedule import Schedule, sequential
+from autosched.export.bundle import encode_bundle, make_bundle
+from autosched.runtime.cuda.key import cuda_device_key, cuda_software_key
 from autosched.runtime.cuda.load import prepare_runner
+from autosched.runtime.load import LoadedModel, load
+from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
+from tests.conformance.bundles import evidence_for
 from tests.conformance.graphs import random_placement
 from tests.conformance.programs import branches_program
 from tests.gpu.gpu_rig import Rig, without_gpu
@@ -187,3 +194,65 @@ def test_a_graph_keeps_the_constants_whose_addresses_it_holds() -> None:
     assert backend.same(kept(inputs), wanted)
     del held
     kept.close()
+
+
+class Folding(torch.nn.Module):
+    """Convolutions whose batch norms are folded into them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3, padding=1, bias=False), torch.nn.BatchNorm2d(16)) for _ in range(3)]
+        self.layers = torch.nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).relu()
+
+
+def folding_shapes(model: torch.nn.Module, *rows: int) -> bytes:
+    made = []
+    device, software = cuda_device_key(0), cuda_software_key(0)
+    for count in rows:
+        captured = capture(model, (torch.randn(count, 16, 8, 8, device="cuda"),), rewrite=True)
+        graph, program = captured.program.graph, captured.program
+        literals = {item.name: captured.constants[item.value] for item in program.bindings if item.source is ConstantSource.LITERAL}
+        made.append(make_bundle(program, sequential(graph), evidence_for(len(graph), device, graph.hash), literals, device, software))
+    return encode_bundle(*made)
+
+
+def require_same(loaded: LoadedModel, model: torch.nn.Module, *rows: int) -> None:
+    for count in rows:
+        x = torch.randn(count, 16, 8, 8, device="cuda")
+        with torch.no_grad():
+            assert compare([loaded(x).cpu()], [model(x).cpu()], rounded=torch.float16).within_tolerance
+
+
+def test_what_several_shapes_fold_alike_is_in_memory_once() -> None:
+    torch.manual_seed(0)
+    model = Folding().eval().cuda()
+    data = folding_shapes(model, 1, 2, 4)
+    loaded = load(data, model, max_shapes=2, prepare="first-use", strict=True)
+    folded = 3 * 16 * 16 * 9 * 4
+    require_same(loaded, model, 1)
+    # Shapes may be made ready on any streams.
+    with torch.cuda.stream(torch.cuda.Stream()):
+        require_same(loaded, model, 2)
+    assert loaded.report().shared_bytes == folded
+    # The one whose weights the others took goes; they stay.
+    require_same(loaded, model, 4)
+    assert (loaded.report().evictions, loaded.report().shared_bytes) == (1, folded)
+    torch.cuda.empty_cache()
+    held = [torch.full((16, 16, 3, 3), torch.nan, device="cuda") for _ in range(64)]
+    require_same(loaded, model, 2, 4)
+    del held
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    require_same(loaded, model, 2)
+    assert loaded.report().shared_bytes == 0, "one has the new weights, and one the old"
+    require_same(loaded, model, 4, 1)
+    assert loaded.report().shared_bytes == folded
+    with torch.no_grad():
+        model.layers[0][0].weight.data.mul_(1.5)
+    loaded.refresh()
+    require_same(loaded, model, 1, 2, 4)
+    assert not loaded.report().stepped_aside

@@ -16,6 +16,7 @@ from autosched.core.extents import storage_of
 from autosched.core.program import ConstantSource
 from autosched.core.schedule import sequential
 from autosched.export.bundle import encode_bundle, make_bundle
+from autosched.runtime import one_copy as module
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.load import load
@@ -30,12 +31,34 @@ def _made(seed: int = 1, count: int = 4096) -> torch.Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.fixture(params=["as on a CPU", "as on a GPU"])
+def manner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compares where the memory is read by its address, and by operators."""
+    if request.param == "as on a GPU":
+        monkeypatch.setattr(module, "_on_host", lambda tensor: False)
+        monkeypatch.setattr(module, "_PIECE_BYTES", 4096)
+
+
+@pytest.mark.usefixtures("manner")
 def test_equal_tensors_become_one() -> None:
     first = one_copy(_made(), ())
     assert one_copy(_made(), ()) is first
     assert one_copy(_made(2), ()) is not first
 
 
+@pytest.mark.usefixtures("manner")
+@pytest.mark.parametrize("count", [4096, 4097, 5000])
+def test_memory_of_any_size_is_compared_to_its_end(count: int) -> None:
+    first = one_copy(_made(9, count).to(torch.float16), ())
+    assert one_copy(_made(9, count).to(torch.float16), ()) is first
+    for place in (1, count // 2 + 1, count - 1):
+        other = _made(9, count).to(torch.float16)
+        other[place] += 1
+        assert one_copy(other, ()) is other
+        first = one_copy(_made(9, count).to(torch.float16), ())
+
+
+@pytest.mark.usefixtures("manner")
 @pytest.mark.parametrize(
     "other",
     [
@@ -54,6 +77,7 @@ def test_what_differs_in_anything_stays_apart(other: Any) -> None:
     assert theirs is not first
 
 
+@pytest.mark.usefixtures("manner")
 def test_bits_decide_and_not_values() -> None:
     zeros, negative = torch.zeros(4096), -torch.zeros(4096)
     first = one_copy(zeros, ())
@@ -63,6 +87,7 @@ def test_bits_decide_and_not_values() -> None:
     assert one_copy(torch.full((4096,), float("nan")), ()) is unknown
 
 
+@pytest.mark.usefixtures("manner")
 def test_views_and_what_was_given_stay_what_they_are() -> None:
     first, weight = one_copy(_made(5), ()), _made(5)
     turned = weight.view(4096)
@@ -74,6 +99,7 @@ def test_views_and_what_was_given_stay_what_they_are() -> None:
     assert one_copy(_made(5, 8), ()) is not small
 
 
+@pytest.mark.usefixtures("manner")
 def test_nothing_is_held_for_those_who_have_gone() -> None:
     first = one_copy(_made(6), ())
     held = weakref.ref(first)
