@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -256,3 +259,31 @@ def test_what_several_shapes_fold_alike_is_in_memory_once() -> None:
     loaded.refresh()
     require_same(loaded, model, 1, 2, 4)
     assert not loaded.report().stepped_aside
+
+
+_UNDER_SETTINGS = """
+import torch
+import autosched
+from tests.gpu.test_gpu_memory import Folding, folding_shapes, require_same
+
+# Of which little is enough for the allocator to collect what the eager runs before a capture have left.
+torch.cuda.set_per_process_memory_fraction(0.05)
+model = Folding().eval().cuda()
+loaded = autosched.load(folding_shapes(model, 1, 1024), model)
+require_same(loaded, model, 1, 1024, 1)
+print(*(shape.ready for shape in loaded.report().shapes), loaded.report().reason)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.01", "True True"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:21,roundup_power2_divisions:4", "True True"),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", "remove"),
+    ],
+)
+def test_under_settings_of_the_allocator_schedules_run_or_say_why_not(name: str, value: str, said: str) -> None:
+    command, environment = [sys.executable, "-c", _UNDER_SETTINGS], {**os.environ, name: value}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    assert said in done.stdout, done.stdout + done.stderr[-2000:]

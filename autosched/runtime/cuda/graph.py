@@ -40,6 +40,11 @@ from autosched.runtime.walk import walk
 
 log = logging.getLogger(__name__)
 
+_OTHER_ALLOCATOR = (
+    "remove backend: from PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF, PYTORCH_NO_CUDA_MEMORY_CACHING (whatever its value), and any "
+    "allocator set with torch.cuda.memory"
+)
+
 
 class GraphCapturer:
     """Makes graphs on one device: owns the streams, the shared scratch pool, and what must be done when a capture fails.
@@ -64,8 +69,7 @@ class GraphCapturer:
         streams: StreamSet | None = None,
     ) -> None:
         if not backend.native_allocator():
-            allocator = "remove backend: from PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF, and any allocator set with torch.cuda.memory"
-            raise DeviceError(f"the CUDA allocator is not PyTorch's native one; {allocator}")
+            raise DeviceError(f"the CUDA allocator is not PyTorch's native one, or caches nothing; {_OTHER_ALLOCATOR}")
         self.backend = backend
         self.streams = streams if streams is not None else StreamSet(backend)
         self._gate = ReplayGate(backend)

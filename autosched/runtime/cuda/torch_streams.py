@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -26,6 +27,8 @@ from autosched.runtime.numerics import compare
 _cuda: Any = torch.cuda  # its Python side is not typed
 
 _CAPTURE_MODE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED, of a thread: it is forbidden nothing for the sake of captures
+# What PyTorch reads the allocator's settings from, when it starts.
+_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # One copy costs less than the fused call, and two cost as much.
 _CLONED_ONE_BY_ONE = 2
 # What PyTorch's kernel of the fused call has; asked for others, it raises.
@@ -127,8 +130,8 @@ class TorchStreams:
             return bool(torch.cuda.is_current_stream_capturing())
 
     def native_allocator(self) -> bool:
-        """``cudaMallocAsync`` and pluggable allocators follow other rules."""
-        return torch.cuda.get_allocator_backend() == "native"
+        """Others (``cudaMallocAsync``, pluggable ones) have other rules. One that caches nothing counts nothing, and allows no capture."""
+        return torch.cuda.get_allocator_backend() == "native" and self._allocations_of(lambda: torch.empty(1, device=self.device)) > 0
 
     def new_pool(self) -> Pool:
         """``torch.cuda.graph_pool_handle``."""
@@ -142,7 +145,12 @@ class TorchStreams:
         Up to some version PyTorch's default generator is in the capture too: no other thread may draw a random number meanwhile, and where
         the end fails nobody in the process may any more. While the capture begins, one that nobody else has stands in for it; a schedule
         draws none.
+
+        An allocator that collects garbage frees what it has cached when a capture allocates, too, and no capture survives that: it is given
+        back before.
         """
+        if any("garbage_collection_threshold" in os.environ.get(name, "") for name in _SETTINGS):
+            torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         generator = torch.cuda.default_generators[self.device.index]
         everyones = generator.graphsafe_get_state()

@@ -154,6 +154,51 @@ def test_a_capture_that_is_interrupted_as_it_begins_is_ended(monkeypatch: pytest
     assert not capturing
 
 
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", ""])
+def test_an_allocator_that_collects_garbage_has_none_left_when_a_capture_begins(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    class Default:
+        def graphsafe_get_state(self) -> str:
+            return ""
+
+        def graphsafe_set_state(self, state: str) -> None:
+            pass
+
+    class Graph:
+        def __init__(self, keep_graph: bool = False) -> None:
+            pass
+
+        def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+            done.append("began")
+
+    done: list[str] = []
+    for setting in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(setting, raising=False)
+    if name:
+        monkeypatch.setenv(name, "max_split_size_mb:64,garbage_collection_threshold:0.6")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "default_generators", (Default(),))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
+    streams = object.__new__(TorchStreams)
+    streams.device, streams._generator = torch.device("cuda", 0), ""  # type: ignore[assignment]
+    streams.begin_capture((0, 1))
+    assert done == (["emptied", "began"] if name else ["began"])
+
+
+@pytest.mark.parametrize("counted", [0, 1])
+def test_an_allocator_that_caches_nothing_is_another_one(monkeypatch: pytest.MonkeyPatch, counted: int) -> None:
+    made: list[int] = []
+
+    def empty(*_: object, **__: object) -> None:
+        made.append(counted)
+
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"allocation.all.allocated": sum(made)})
+    monkeypatch.setattr(torch, "empty", empty)
+    streams = object.__new__(TorchStreams)
+    streams.device = torch.device("cuda", 0)
+    assert streams.native_allocator() == bool(counted)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_default_generator_takes_no_part_in_a_capture(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     """PyTorch 2.11 would refuse every random number meanwhile, and for good where the end fails."""
