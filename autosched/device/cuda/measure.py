@@ -105,7 +105,10 @@ class CudaMeasurer:
         return self.capturer.streams.named("replay")
 
     def values(self) -> Slots:
-        """Slots with every value of one run in them: what an operator is given when it runs alone."""
+        """Slots with every value of one run in them: what an operator is given when it runs alone.
+
+        They are held until the next whole schedule is captured. A chain holds their bare addresses: it is released before that.
+        """
         if self._values is None:
             item = self._item
             slots = self.program.new_slots(self.static)
@@ -258,6 +261,8 @@ class CudaMeasurer:
         plan = make_plan(self.graph, schedule, rule)
         pool = self.backend.new_pool() if private else self.capturer.scratch_pool()
         program = self.variants.program(plan)
+        # As much as many schedules hold, and no use to them; whatever runs an operator alone makes them again, in one run.
+        self._values = None
         return self.capturer.capture(program, plan, self.static, graph=self.graph, pool=pool, options=options)
 
     def drop_runners(self) -> None:

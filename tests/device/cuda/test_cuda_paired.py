@@ -51,6 +51,31 @@ def test_graphs_are_kept_while_the_same_schedules_are_timed() -> None:
     assert captures([alone]) == 1
 
 
+class Holding(FakeCuda):
+    """Knows how much was held when the last capture began."""
+
+    held = 0
+
+    def begin_capture(self, pool: int) -> FakeCapture:
+        self.held = self.allocated_bytes()
+        return super().begin_capture(pool)
+
+
+def test_what_operators_are_given_alone_is_not_held_beside_whole_schedules() -> None:
+    cuda, graph = Holding(), diamond(8, 4)
+    program = FakeProgram(cuda, graph)
+    measurer = CudaMeasurer(GraphCapturer(cuda), program, graph, program.inputs(1))
+    measurer.capturer.scratch_pool()
+    without = cuda.allocated_bytes()
+    assert not isinstance(first := measurer.solo_us(1), Failure)
+    assert cuda.allocated_bytes() > without
+    assert not isinstance(measurer.paired([sequential(graph)], rounds=1, seed=0), Failure)
+    assert cuda.held == without
+    measurer.drop_runners()
+    assert not isinstance(again := measurer.solo_samples(1, 3), Failure)
+    assert again.median_us == first
+
+
 def test_every_replay_of_an_operator_shows_progress_with_it() -> None:
     """A chain of a slow operator may take seconds, and there are as many as repeats: their process must not count as hung."""
     graph = diamond(3, 2)
