@@ -7,7 +7,7 @@ events: around back-to-back replays for schedules, inside the graph for operator
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from autosched.core.records import Contamination, Failure, Samples, ScheduleReco
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.core.variants import variant_signature
 from autosched.device.cuda.launches import launched_us
+from autosched.device.cuda.values import RunValues
 from autosched.device.cuda.variants import CapturedVariants
 from autosched.device.cuda.waking import Waker
 from autosched.device.timing import summarize
@@ -46,10 +47,11 @@ Contaminated = Callable[[], Contamination]
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """An instantiated graph of copies of operators, with the stamps around each lane's copies."""
+    """An instantiated graph of copies of operators, with the stamps around each lane's copies, and the values that it reads."""
 
     graph: Graph
     stamps: tuple[tuple[Event, Event], ...]
+    values: Slots
 
 
 class CudaMeasurer:
@@ -83,7 +85,7 @@ class CudaMeasurer:
         self.variants = CapturedVariants(capturer, program, graph, regions, self.values)
         self.static = [self.backend.static_like(tensor) for tensor in inputs]
         self.load_inputs(inputs)
-        self._values: Slots | None = None
+        self._values = RunValues(capturer, program, graph, self.static, lambda: self.beat(-1))
         self._solo: dict[str, float] = {}
         self._runners: dict[tuple[str, int], GraphRunner] = {}
         self._waker = Waker(self.backend, lambda: self.replay_stream, _IDLE_S)
@@ -104,22 +106,13 @@ class CudaMeasurer:
         """Where graphs are launched for timing."""
         return self.capturer.streams.named("replay")
 
-    def values(self) -> Slots:
-        """Slots with every value of one run in them: what an operator is given when it runs alone.
-
-        They are held until the next whole schedule is captured. A chain holds their bare addresses: it is released before that.
-        """
-        if self._values is None:
-            item = self._item
-            slots = self.program.new_slots(self.static)
-            with torch.inference_mode(), self.backend.on(self.capturer.streams.named("warm-up")):
-                for kernel in self.program.kernels:
-                    self.beat(-1)
-                    kernel(slots)
-            self.backend.synchronize()
+    def values(self, operators: Collection[int]) -> Slots:
+        """Slots with what ``operators`` read, each when it runs alone; see :class:`RunValues`."""
+        item = self._item
+        slots = self._values.read_by(operators)
+        if self._item != item:
             self.beat(item)
-            self._values = slots
-        return self._values.copy()
+        return slots
 
     def wake(self) -> None:
         """Raise the device's clock if nothing was timed for a while. Before every request, and when many captures are over."""
@@ -200,7 +193,7 @@ class CudaMeasurer:
         def body() -> None:
             stamps.clear()
             for stream, (_, copies), kernel in zip(sides, lanes, kernels, strict=True):
-                slots = self.values()
+                slots = held.copy()
                 start, end = (backend.new_event(timing=True, in_graph=True) for _ in range(2))
                 with backend.on(stream):
                     backend.record(start, stream)
@@ -209,11 +202,11 @@ class CudaMeasurer:
                     backend.record(end, stream)
                 stamps.append((start, end))
 
-        self.values()  # not in the capture
+        held = self.values([operator for operator, _ in lanes])
         made = self.capturer.capture_script(sides, body)
         if isinstance(made, Failure):
             return made
-        return Chain(made[0], tuple(stamps))
+        return Chain(made[0], tuple(stamps), held)
 
     def replay(self, graph: Graph) -> None:
         """Launch once and wait."""
@@ -262,7 +255,7 @@ class CudaMeasurer:
         pool = self.backend.new_pool() if private else self.capturer.scratch_pool()
         program = self.variants.program(plan)
         # As much as many schedules hold, and no use to them; whatever runs an operator alone makes them again, in one run.
-        self._values = None
+        self._values.drop()
         return self.capturer.capture(program, plan, self.static, graph=self.graph, pool=pool, options=options)
 
     def drop_runners(self) -> None:
@@ -380,4 +373,4 @@ class CudaMeasurer:
     def close(self) -> None:
         """Free graphs and buffers."""
         self.drop_runners()
-        self._values = None
+        self._values.drop()

@@ -75,13 +75,17 @@ def profile_operator(
     kernel = measurer.variants.kernel(operator, variant)
     if isinstance(kernel, Failure):
         return kernel
-    read = _kernels_of_graph(measurer, operator, variant, bindings) if bindings is not None else _kernels_of_profiler(measurer, kernel)
+    read = (
+        _kernels_of_graph(measurer, operator, variant, bindings)
+        if bindings is not None
+        else _kernels_of_profiler(measurer, operator, kernel)
+    )
     if isinstance(read, Failure):
         return read
     warm = measurer.solo_us(operator, variant)
     if isinstance(warm, Failure):
         return warm
-    cold = cold_us(measurer, kernel, flush) if flush is not None else 0.0
+    cold = cold_us(measurer, operator, kernel, flush) if flush is not None else 0.0
     if isinstance(cold, Failure):
         return cold
     kernels, others = read
@@ -91,7 +95,7 @@ def profile_operator(
     return OperatorProfile(name, operator, kernels, others, item.flops, item.bytes_read, item.bytes_written, warm, cold, source)
 
 
-def cold_us(measurer: CudaMeasurer, kernel: Kernel, flush: Callable[[], object]) -> float | Failure:
+def cold_us(measurer: CudaMeasurer, operator: int, kernel: Kernel, flush: Callable[[], object]) -> float | Failure:
     """Time of one operator right after ``flush``: the median over a few, less what two adjacent time stamps are apart."""
     backend = measurer.backend
     stream = measurer.capturer.streams.lane(0)
@@ -99,7 +103,7 @@ def cold_us(measurer: CudaMeasurer, kernel: Kernel, flush: Callable[[], object])
 
     def body() -> None:
         stamps.clear()
-        slots = measurer.values()
+        slots = held.copy()
         with backend.on(stream):
             for turn in range(2 * _COLD_COPIES):
                 flush()
@@ -110,7 +114,7 @@ def cold_us(measurer: CudaMeasurer, kernel: Kernel, flush: Callable[[], object])
                 backend.record(end, stream)
                 stamps.append((start, end))
 
-    measurer.values()
+    held = measurer.values([operator])
     made = measurer.capturer.capture_script([stream], body)
     if isinstance(made, Failure):
         return made
@@ -134,8 +138,8 @@ def _kernels_of_graph(
     return kernels, others
 
 
-def _kernels_of_profiler(measurer: CudaMeasurer, kernel: Kernel) -> tuple[tuple[KernelNode, ...], int]:
-    slots = measurer.values()
+def _kernels_of_profiler(measurer: CudaMeasurer, operator: int, kernel: Kernel) -> tuple[tuple[KernelNode, ...], int]:
+    slots = measurer.values([operator])
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.inference_mode(), torch.profiler.profile(activities=activities) as profiler:
         with measurer.backend.on(measurer.capturer.streams.named("warm-up")):

@@ -183,11 +183,11 @@ class CudaService:
             case RegionsRequest():
                 yield from compile_regions(measurer.variants.regions, len(measurer.graph), request, self._beat)
             case PairsRequest():
-                pairs = self._each(request.pairs, lambda index, pair: measure_pair(measurer, pair, request.repeats, index))
+                pairs = self._each(measurer, request.pairs, lambda index, pair: measure_pair(measurer, pair, request.repeats, index))
                 for index, pair in pairs:
                     yield PairAnswer(index, failure=pair) if isinstance(pair, Failure) else PairAnswer(index, pair)
             case GroupsRequest():
-                groups = self._each(request.groups, lambda index, group: measure_group(measurer, group, request.repeats, index))
+                groups = self._each(measurer, request.groups, lambda index, group: measure_group(measurer, group, request.repeats, index))
                 for index, group in groups:
                     yield GroupAnswer(index, failure=group) if isinstance(group, Failure) else GroupAnswer(index, group)
             case SchedulesRequest():
@@ -217,10 +217,12 @@ class CudaService:
                 else:
                     yield SoloAnswer(operator_index, place, made)
 
-    def _each(self, items: Sequence[Item], measure: Callable[[int, Item], Made]) -> Iterator[tuple[int, Made | Failure]]:
+    @staticmethod
+    def _each(measurer: CudaMeasurer, items: Sequence[Item], measure: Callable[[int, Item], Made]) -> Iterator[tuple[int, Made | Failure]]:
         """Measure one item after the other; what is raised is that item's failure."""
         for index, item in enumerate(items):
-            self._beat(index)
+            # By the measurer, which goes back to it after a run of the whole program.
+            measurer.beat(index)
             try:
                 made: Made | Failure = measure(index, item)
             except Exception as error:
@@ -289,7 +291,7 @@ class CudaService:
         bench.measurer.wake()
         with bench.flushing() if body.cold and bench.flushing is not None else nullcontext() as flush:
             for operator, variant in zip(body.operators, body.variants, strict=True):
-                self._beat(operator)
+                bench.measurer.beat(operator)
                 try:
                     made = profile_operator(bench.measurer, operator, variant, bindings=bench.bindings, flush=flush)
                 except Exception as error:

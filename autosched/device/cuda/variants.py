@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -26,14 +26,19 @@ class CapturedVariants:
 
     Args:
         regions: ``None`` where every operator runs call by call.
-        values: slots with every value of one run in them, for the first call of a variant: kernels are loaded then, which a capture
-            does not survive.
+        values: slots with what operators read, for the first call of a variant: kernels are loaded then, which a capture does not
+            survive.
 
     Write-backs are done in place as ``CpuMeasurer`` does them: where a second replay leaves what the first one did.
     """
 
     def __init__(
-        self, capturer: GraphCapturer, program: Launchable, graph: OpGraph, regions: RegionLibrary | None, values: Callable[[], Slots]
+        self,
+        capturer: GraphCapturer,
+        program: Launchable,
+        graph: OpGraph,
+        regions: RegionLibrary | None,
+        values: Callable[[Sequence[int]], Slots],
     ) -> None:
         self.regions = regions
         self._capturer = capturer
@@ -54,7 +59,7 @@ class CapturedVariants:
             if isinstance(made, Refused):
                 return Failure(FailureKind.UNAVAILABLE, made.reason)
             backend = self._capturer.backend
-            slots = self._values()
+            slots = self._values([operator])
             with torch.inference_mode(), backend.on(self._capturer.streams.named("warm-up")):
                 made(slots)
             backend.synchronize()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from autosched.core.records import Failure
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.runtime.cuda.graph import GraphCapturer
 from tests.conformance.fake_cuda import FakeCapture, FakeCuda
+from tests.conformance.fake_cuda_values import FakeTensor
 from tests.conformance.fake_graphs import diamond
 from tests.conformance.fake_program import FakeProgram
 
@@ -74,6 +77,35 @@ def test_what_operators_are_given_alone_is_not_held_beside_whole_schedules() -> 
     measurer.drop_runners()
     assert not isinstance(again := measurer.solo_samples(1, 3), Failure)
     assert again.median_us == first
+
+
+class Small(Holding):
+    """Has no memory beyond ``most`` bytes at a time."""
+
+    most = 1 << 62
+
+    def allocate(self, size: int) -> FakeTensor:
+        if self.allocated_bytes() + size > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().allocate(size)
+
+
+def test_where_there_is_no_memory_for_all_values_each_operator_is_given_its_own() -> None:
+    cuda, graph = Small(), diamond(2, 20)
+    program = FakeProgram(cuda, graph)
+    capturer = GraphCapturer(cuda)
+    capturer.scratch_pool()
+    roomy, small = (CudaMeasurer(capturer, program, graph, program.inputs(1)) for _ in range(2))
+    before = cuda.allocated_bytes()
+    wanted = [roomy.solo_samples(operator, 3) for operator in range(len(graph))]
+    every = cuda.allocated_bytes() - before
+    roomy.close()
+    cuda.most = cuda.allocated_bytes() + every // 2
+    assert [small.solo_samples(operator, 3) for operator in range(len(graph))] == wanted
+    assert not any(isinstance(found, Failure) for found in wanted)
+    # Each chain has what it reads, whatever is asked for next.
+    made = [small.chain([(operator, 2)]) for operator in (3, 30)]
+    assert not any(isinstance(chain, Failure) for chain in made)
 
 
 def test_every_replay_of_an_operator_shows_progress_with_it() -> None:
