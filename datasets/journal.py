@@ -25,6 +25,7 @@ from autosched.core.atomic_write import write_atomically
 from autosched.core.decoding import decode_json
 from autosched.core.errors import IncompatibleArtifact, UsageError
 from autosched.core.records import DeviceKey, Engine, Failure, PairRecord, SoftwareKey, SoloRecord
+from autosched.core.regular_file import open_regular, read_regular
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class Journal:
 
         Raises:
             IncompatibleArtifact: a line of a newer schema than this version writes.
-            OSError: the folder cannot be written, or another process holds the file and was stopped.
+            OSError: the folder cannot be written, what is there is no file, or another process holds the file and was stopped.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         journal = cls(path, scope, batch=batch)
@@ -188,7 +189,7 @@ class Journal:
         with self._locked():
             self._cut_torn_tail()
             # Opened anew for each batch: another process may have replaced the file while taking damaged lines out.
-            with self._path.open("ab") as file:
+            with open_regular(self._path, "ab") as file:
                 file.write(b"".join(self._pending))
                 file.flush()
                 os.fsync(file.fileno())
@@ -213,7 +214,7 @@ class Journal:
             status = self._path.stat()
             if status.st_ino != self._inode or status.st_size < self._read_to:
                 self._inode, self._read_to = status.st_ino, 0
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self._read_to)
                 data = file.read()
             whole = data[: data.rfind(b"\n") + 1]
@@ -270,7 +271,7 @@ class Journal:
         """Drop the end of the file that has no line break: under the lock nobody can still be writing it."""
         if not self._path.exists():
             return
-        with self._path.open("r+b") as file:
+        with open_regular(self._path, "r+b") as file:
             end = file.seek(0, os.SEEK_END)
             if end == 0:
                 return
@@ -284,7 +285,7 @@ class Journal:
         aside = self._path.with_name(f"{self._path.name}.corrupt-{time.time_ns()}")
         write_atomically(aside, b"".join(damaged))
         bad = set(damaged)
-        kept = [line for line in self._path.read_bytes().splitlines(keepends=True) if line not in bad]
+        kept = [line for line in read_regular(self._path).splitlines(keepends=True) if line not in bad]
         write_atomically(self._path, b"".join(kept))
         self._read_to = 0
         logger.warning("%s held %d damaged lines; they are kept in %s and will be measured again", self._path, len(damaged), aside)

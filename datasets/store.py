@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from autosched.core.atomic_write import remove_half_written, write_atomically
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError, why_of
+from autosched.core.regular_file import read_regular
 from autosched.datasets.cells import flat, row_of
 from autosched.datasets.facts import DISTURBED
 from autosched.datasets.migrations import upgraded
@@ -191,7 +192,7 @@ class Store:
         import pyarrow.parquet as pq
 
         try:
-            content = part.read_bytes()
+            content = read_regular(part)
         except OSError as error:
             _pass_over(part, error)
             return None

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from autosched.core.decoding import decode_json, decoder_of
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure
+from autosched.core.regular_file import open_regular, read_regular
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.pipeline.proving import OUT_OF_TIME
 from autosched.search.correction import Trace
@@ -137,7 +138,7 @@ class Diary:
 
     def _read(self, path: Path) -> None:
         sound = 0
-        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        for line in read_regular(path).splitlines(keepends=True) if path.exists() else ():
             entry = _decoded(line)
             if entry is None or (sound == 0 and not isinstance(entry, _Begin)):
                 break
@@ -152,7 +153,7 @@ class Diary:
             else:
                 self.traces.update(entry.traces)
             sound += len(line)
-        with path.open("ab") as file:
+        with open_regular(path, "ab") as file:
             file.truncate(sound)
         if sound == 0:
             self._append(_Begin(SCHEMA, self.question, self.run))
@@ -162,7 +163,7 @@ class Diary:
             return
         body = msgspec.json.encode(entry)
         try:
-            with self.path.open("ab") as file:
+            with open_regular(self.path, "ab") as file:
                 file.write(msgspec.json.encode(_Line(_digest(body), msgspec.Raw(body))) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError
+from autosched.datasets import store as store_module
 from autosched.datasets.schema import COLUMNS, SCHEMA, arrow_schema
 from autosched.datasets.store import Store, union
 from tests.conformance.store_suite import StoreSuite, example_rows
@@ -85,21 +86,21 @@ def test_a_truncated_or_foreign_part_is_put_aside(store: Store, content: bytes) 
     assert again.append(example_rows()) == 2
 
 
-@pytest.mark.parametrize("refused", ["read_bytes", "rename"])
+@pytest.mark.parametrize(("where", "refused"), [(store_module, "read_regular"), (Path, "rename")])
 def test_a_part_that_may_not_be_read_or_put_aside_stays_and_the_others_are_read(
-    refused: str, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    where: object, refused: str, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.append(example_rows("xy"))
     part = sorted((store.folder / "solo").glob("part-*.parquet"))[0]
     part.write_bytes(b"damaged")
-    usual = getattr(Path, refused)
+    usual = getattr(where, refused)
 
     def refuse(path: Path, *given: Path) -> object:
         if path == part:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return usual(path, *given)
 
-    monkeypatch.setattr(Path, refused, refuse)
+    monkeypatch.setattr(where, refused, refuse)
     assert len(Store.open(store.folder).solo()) == 2
     assert "stays where it is" in caplog.text
     assert part.exists()

@@ -45,7 +45,8 @@ def is_whole(path: Path) -> bool:
     """Whether a library's end is there: an ELF file ends with its section headers. A file that cannot be read is left to others."""
     try:
         # Thousands of files are looked at, most of whose time Python's own way to open one would be.
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Without waiting for a writer, if it is a pipe.
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             start, bytes_there = os.read(file, 64), os.fstat(file).st_size
         finally:
