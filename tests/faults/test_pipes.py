@@ -47,7 +47,7 @@ def test_only_a_file_is_opened(tmp_path: Path, put: Callable[[Path], None]) -> N
     put(tmp_path / "x")
     for mode in ("rb", "ab", "r+b"):
         with pytest.raises(OSError, match=r"not a regular file|No such device|Is a directory"):
-            open_regular(tmp_path / "x", mode)  # type: ignore[arg-type]
+            open_regular(tmp_path / "x", mode)
     with open_regular(tmp_path / "file", "ab") as file:
         file.write(b"12")
     (tmp_path / "link").symlink_to("file")

@@ -1,6 +1,7 @@
 // The OpenMP team of the calling thread: how many threads come, and on which cores they wake up.
 #pragma once
 
+#include "cores.h"
 #include "run.h"
 
 #include <atomic>
@@ -35,6 +36,7 @@ struct Team {
   pid_t process = 0;
   int64_t called_ns = 0;
   std::vector<Member> members;  // all but the calling thread
+  Topology topology;
 };
 
 void count_team(void* given) { static_cast<std::atomic<size_t>*>(given)->fetch_add(1); }
@@ -48,24 +50,19 @@ size_t team_of(size_t wanted) {
 
 // Bind each member that sleeps to a core of its own, and none to the caller's.
 void place(Team& team) {
-  cpu_set_t left;
-  if (sched_getaffinity(0, sizeof(left), &left) != 0) return;
-  CPU_CLR(sched_getcpu(), &left);
+  cpu_set_t usable;
+  const int callers = sched_getcpu();
+  if (callers < 0 || sched_getaffinity(0, sizeof(usable), &usable) != 0) return;
+  Cores cores(team.topology, usable, callers);
   for (auto& member : team.members) {
     // One that may only run on one core was put there by somebody else.
     if (member.thread == 0 || sched_getaffinity(member.thread, sizeof(member.allowed), &member.allowed) != 0) continue;
     if (CPU_COUNT(&member.allowed) < 2) continue;
-    cpu_set_t open;
-    CPU_AND(&open, &left, &member.allowed);
-    int core = member.core;
-    if (core < 0 || !CPU_ISSET(core, &open)) {
-      for (core = 0; core < CPU_SETSIZE && !CPU_ISSET(core, &open);) ++core;
-    }
-    if (core == CPU_SETSIZE) continue;
+    const int core = cores.take(member.allowed, member.core);
+    if (core < 0) continue;
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET(core, &one);
-    CPU_CLR(core, &left);
     member.placed = sched_setaffinity(member.thread, sizeof(one), &one) == 0;
   }
 }
