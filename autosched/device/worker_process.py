@@ -112,8 +112,7 @@ class ChildProcess:
         view = memoryview(message)
         try:
             while view:
-                _, writable, _ = select.select([], [self._stdin], [], max(0.0, deadline - time.monotonic()))
-                if not writable:
+                if not _ready(self._stdin.fileno(), select.POLLOUT, max(0.0, deadline - time.monotonic())):
                     raise self._timed_out(timeout_s)
                 view = view[os.write(self._stdin.fileno(), view) :]
         except (BrokenPipeError, ValueError):
@@ -139,7 +138,7 @@ class ChildProcess:
                     return body
                 begin_s = time.monotonic()
                 wait_s = min(_POLL_S, max(0.0, deadline - begin_s))
-                readable, _, _ = select.select([self._answers], [], [], wait_s)
+                readable = _ready(self._answers, select.POLLIN, wait_s)
                 if time.monotonic() - begin_s > wait_s + _AWAY_S:
                     # Whoever stopped this process (a paused container, a batch system) has stopped the other as well.
                     deadline = time.monotonic() + timeout_s
@@ -269,6 +268,16 @@ def _guilty(report: str) -> str:
     """A fatal error's report without the stacks of the threads that come before the one it was on."""
     place = report.find("Current thread")
     return report if place < 0 else report.partition("\n")[0] + "\n" + report[place:]
+
+
+def _ready(descriptor: int, event: int, wait_s: float) -> bool:
+    """Whether there is something to read, or room to write, within ``wait_s`` seconds; or an end to be found out.
+
+    Not by ``select``, which refuses numbers from 1024, and a server has as many connections.
+    """
+    asking = select.poll()
+    asking.register(descriptor, event)
+    return bool(asking.poll(wait_s * 1e3))
 
 
 def _two_pipes() -> tuple[int, int, int, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import select
 import signal
 import subprocess
@@ -16,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -271,19 +271,21 @@ def test_a_pause_of_all_processes_is_not_counted(opened: Open, program: Program,
     session = opened("time.sleep(1.5)\nkernel(slots)", timeout_s=2.0)
     pauses = iter([0.5])  # seconds into the wait for an answer
 
-    def stopped_once(reading: list[int], writing: list[int], odd: list[int], wait_s: float) -> tuple[list[int], list[int], list[int]]:
+    usual = worker_process._ready
+
+    def stopped_once(descriptor: int, event: int, wait_s: float) -> bool:
         pid = session.worker_pid
-        if reading and pid is not None and (begin_s := next(pauses, None)) is not None:
+        if event == select.POLLIN and pid is not None and (begin_s := next(pauses, None)) is not None:
             # As where a container is paused, or a batch system suspends a job.
             time.sleep(begin_s)
             os.killpg(pid, signal.SIGSTOP)
             time.sleep(4.0)
             os.killpg(pid, signal.SIGCONT)
-            return [], [], []
-        return select.select(reading, writing, odd, wait_s)
+            return False
+        return usual(descriptor, event, wait_s)
 
     session.schedules([sequential(program.graph)], rounds=1)  # the process is there and has the program
-    monkeypatch.setattr(worker_process, "select", SimpleNamespace(select=stopped_once))
+    monkeypatch.setattr(worker_process, "_ready", stopped_once)
     assert isinstance(session.schedules([sequential(program.graph)], rounds=1)[0], ScheduleRecord)
 
 
@@ -385,6 +387,24 @@ def test_a_program_that_cannot_be_opened_says_why() -> None:
         pytest.raises(DeviceError, match=r"constant .* is missing"),
     ):
         session.pairs([Pair(0, 4)], repeats=1)
+
+
+def test_a_process_with_a_thousand_open_files_measures(program: Program) -> None:
+    """A server with its connections. ``select`` cannot ask about numbers from 1024, and the measuring process was taken for dead."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("fewer files may be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1030)]
+    try:
+        made = branches_program(branches=BRANCHES, depth=DEPTH, size=16)
+        with CpuSession(*made, timeout_s=60.0, max_lanes=2, widths=(1,)) as session:
+            found = session.schedules(lane_schedules(program), rounds=2)
+    finally:
+        for handle in held:
+            os.close(handle)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert all(isinstance(item, ScheduleRecord) for item in found), found
 
 
 def test_close_leaves_no_process_and_no_file(program: Program) -> None:
