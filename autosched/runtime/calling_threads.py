@@ -84,7 +84,11 @@ class CallingThreads:
             self._in_a_row += 1
             if not self._shared:
                 return None
-            self._owner = self._owner or _Owner()
+            if self._owner is None:
+                try:
+                    self._owner = _Owner()
+                except RuntimeError:
+                    return None  # there are no more threads
             if self._in_a_row > _FAITHFUL:
                 self._shared = False
                 self._owner.let_go()

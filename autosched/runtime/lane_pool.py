@@ -43,6 +43,25 @@ def threads_are_real() -> bool:
     return isinstance(_thread.start_new_thread, BuiltinFunctionType)
 
 
+def threads_can_start(count: int) -> bool:
+    """Whether so many more can be started now, as far as one attempt tells: OpenMP ends the process where it cannot (``ulimit -u``, and a
+    container's limit of processes, count threads).
+    """
+    over = threading.Event()
+    try:
+        for _ in range(count if threads_are_real() else 0):
+            threading.Thread(target=over.wait, name="autosched-trial", daemon=True).start()
+    except RuntimeError:
+        return False
+    finally:
+        over.set()
+    return True
+
+
+class NoThreads(RuntimeError):
+    """No thread can be started for a lane; nothing has run."""
+
+
 class LaneStopped(Exception):
     """Raised in a lane because another lane failed; never leaves a run."""
 
@@ -139,6 +158,7 @@ class LanePool:
             signals: flags ``first_flag + lane`` are raised when a lane has ended; ``LaneStopped`` in a task is swallowed.
 
         Raises:
+            NoThreads: there are none for the other lanes.
             BaseException: the first error of any lane, once.
         """
         with self._busy:
@@ -199,8 +219,10 @@ class LanePool:
             thread = threading.Thread(target=_serve, args=(queue,), name=f"autosched-lane-{len(self._queues) + 1}", daemon=True)
             try:
                 thread.start()
+            except RuntimeError as error:
+                raise NoThreads(str(error)) from error
             except BaseException:
-                # There may be no more threads; or it has come to life, and only this one was interrupted.
+                # It has come to life, and only this one was interrupted.
                 queue.put(None)
                 raise
             # Not before: nobody would take what the next run puts there.

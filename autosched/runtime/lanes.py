@@ -7,6 +7,7 @@ that ends takes it back, and waits for it where another lane has it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from autosched.core.records import Engine
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.kernels import BoundProgram
-from autosched.runtime.lane_pool import SPINS_OWN_CORE, SPINS_SHARED_CORE, LanePool, LaneStopped, Signals, threads_are_real
+from autosched.runtime.lane_pool import SPINS_OWN_CORE, SPINS_SHARED_CORE, LanePool, LaneStopped, NoThreads, Signals, threads_are_real
 from autosched.runtime.native.build import native_library
 from autosched.runtime.native.code import NotNative
 from autosched.runtime.native.lanes import NativePlan, team_comes, team_size
@@ -151,14 +152,15 @@ class LaneExecutor:
     def _run_lanes(self, slots: Slots, trace: Trace | None) -> None:
         signals = Signals(self._operators + len(self._steps), self._spins)
         steps, kernels = self._steps, self._kernels
-        if not threads_are_real():
-            walk(self._in_order, _lane(slots, kernels, signals, trace))
-            return
 
         def walk_lane(lane: int) -> None:
             walk(steps[lane], _lane(slots, kernels, signals, trace))
 
-        self._pool.run(walk_lane, len(steps), signals, self._operators)
+        if threads_are_real():
+            with contextlib.suppress(NoThreads):
+                self._pool.run(walk_lane, len(steps), signals, self._operators)
+                return
+        walk(self._in_order, _lane(slots, kernels, signals, trace))
 
 
 class _Lane:

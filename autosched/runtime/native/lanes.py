@@ -8,6 +8,7 @@ or fewer threads come than lanes there are, lanes have threads of their own, tho
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import weakref
@@ -20,7 +21,7 @@ import torch
 from autosched.core.computed_once import computed_once
 from autosched.runtime.instructions import instructions_of
 from autosched.runtime.kernels import BoundProgram
-from autosched.runtime.lane_pool import LanePool, Signals, threads_are_real
+from autosched.runtime.lane_pool import LanePool, NoThreads, Signals, threads_are_real, threads_can_start
 from autosched.runtime.lateness import Lateness, Walkers
 from autosched.runtime.native.build import Library
 from autosched.runtime.native.code import NativeCode, NativeStep, NotNative, Writer
@@ -192,14 +193,19 @@ class NativePlan:
             else:
                 self._lateness.came(late=self._of_team.late)
                 return outputs
-        threads = threads_are_real()
         if self._of_team is None:
-            return (self._of_lanes if threads else self._of_caller).run(inputs, times, pool)
-        program = self._of_lanes if threads and who is not Walkers.ALONE else self._of_caller
+            return self._without_team(inputs, times, pool)
         begin_ns = time.perf_counter_ns()
-        outputs = program.run(inputs, times, pool)
+        outputs = self._of_caller.run(inputs, times, pool) if who is Walkers.ALONE else self._without_team(inputs, times, pool)
         self._lateness.took(who, time.perf_counter_ns() - begin_ns)
         return outputs
+
+    def _without_team(self, inputs: Sequence[torch.Tensor], times: torch.Tensor | None, pool: LanePool) -> list[torch.Tensor]:
+        """By a thread for each lane, or by the caller alone where there are none."""
+        if threads_are_real():
+            with contextlib.suppress(NoThreads):
+                return self._of_lanes.run(inputs, times, pool)
+        return self._of_caller.run(inputs, times, pool)
 
     @computed_once
     def _of_lanes(self) -> NativeProgram:
@@ -233,7 +239,7 @@ def team_size(lanes: Sequence[Sequence[Step]]) -> int:
 @lru_cache(maxsize=64)
 def team_comes(library: Library, threads: int) -> bool:
     """Whether a thread that asks OpenMP for a team of so many gets it, as far as one attempt tells."""
-    return bool(library.team(threads) >= threads)
+    return threads_can_start(threads - 1) and bool(library.team(threads) >= threads)
 
 
 class _Run:
