@@ -12,6 +12,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten, treespec_dumps, treespec_loads
 
 from autosched.capture.draft import Constant, Draft, Node
+from autosched.capture.plain_calls import complex_as_tensors, in_plain_words
 from autosched.capture.screen import is_check, require_schedulable, require_true_for_all_inputs
 from autosched.capture.sources import source_of
 from autosched.core.errors import UnsupportedGraph
@@ -21,11 +22,6 @@ from autosched.core.program import ConstantSource, Ref
 
 # Calls whose result is their argument: without autograd they change nothing.
 _SAME_TENSOR = frozenset({"aten::alias", "aten::detach", "aten::detach_", "aten::lift_fresh", "aten::_conj_physical_identity"})
-# Python's operators, under the names they have everywhere else.
-_RENAMED = {
-    "aten::__and__": "bitwise_and", "aten::__or__": "bitwise_or", "aten::__xor__": "bitwise_xor",
-    "aten::__lshift__": "bitwise_left_shift", "aten::__rshift__": "bitwise_right_shift",
-}  # fmt: skip
 _OWN_CHANGES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 _COPIES = frozenset({"aten::clone", "aten::lift_fresh_copy"})
 
@@ -39,6 +35,7 @@ class ExportReader:
         self._ids: dict[torch.fx.Node, int | list[int] | None] = {}
         self._next = 0
         self._nodes: list[Node] = []
+        self._constants: dict[int, Constant] = {}
         self._targets: dict[str, int] = {}  # what a call may change, by the name that the signature has for it
         self._state: dict[int, Constant] = {}
         self._writes: list[tuple[int, int]] = []
@@ -58,7 +55,7 @@ class ExportReader:
         places: list[int] = tree_leaves((numbered_args, self._ordered(numbered_kwargs)))
         leaves = [given[place] for place in places]
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-        constants, inputs, input_leaves, examples = self._placeholders(placeholders, leaves)
+        self._constants, inputs, input_leaves, examples = self._placeholders(placeholders, leaves)
         caller_leaves = [leaf for _, leaf in sorted(zip(places, input_leaves, strict=True), key=lambda pair: pair[0])]
         for node in graph.nodes:
             if node.op == "call_function":
@@ -72,7 +69,7 @@ class ExportReader:
         output_leaves = self._outputs(next(node for node in graph.nodes if node.op == "output"))
         return Draft(
             inputs=[*sorted(inputs, key=lambda value: caller_leaves.index(Ref(value))), *self._state],
-            constants=constants,
+            constants=self._constants,
             prologue=[],
             nodes=self._nodes,
             input_leaves=caller_leaves,
@@ -180,9 +177,16 @@ class ExportReader:
             outputs = (-1,)
         args = tuple(self._argument(item) for item in node.args)
         kwargs = {name: self._argument(item) for name, item in node.kwargs.items()}
-        if op._schema.name in _RENAMED:
-            op = _renamed(op)
+        op, args = complex_as_tensors(op, args, made)
+        args = tuple(self._literal(item) if isinstance(item, torch.Tensor) else item for item in args)
+        op, args, kwargs = in_plain_words(op, args, kwargs)
         self._nodes.append(Node(op, args, kwargs, outputs, node.name, source_of(node.meta.get("stack_trace"))))
+
+    def _literal(self, tensor: torch.Tensor) -> Ref:
+        """A constant of its own, which travels with the program."""
+        value = self._fresh()
+        self._constants[value] = Constant(ConstantSource.LITERAL, f"number_{value}", tensor)
+        return Ref(value)
 
     def _passes_through(self, node: torch.fx.Node, op: OpOverload[..., Any]) -> bool:
         name = op._schema.name
@@ -225,12 +229,6 @@ class ExportReader:
             else:
                 raise UnsupportedGraph(f"the model has an output of kind {spec.kind.name.lower()}; expected tensors and numbers.")
         return leaves
-
-
-def _renamed(op: OpOverload[..., Any]) -> OpOverload[..., Any]:
-    packet, overload = getattr(torch.ops.aten, _RENAMED[op._schema.name]), op._schema.overload_name
-    found: OpOverload[..., Any] = getattr(packet, overload if overload in packet.overloads() else f"Tensor_{overload}")
-    return found
 
 
 def _reach_outputs(exported: ExportedProgram) -> set[torch.fx.Node]:

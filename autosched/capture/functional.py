@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from autosched.capture.aliasing import hides_a_view
+from autosched.capture.plain_calls import mean_slope
 from autosched.core.extents import storage_of
 
 aten = torch.ops.aten
@@ -66,37 +67,39 @@ def spell_out(graph: Graph) -> None:
 
     It copies what goes through dropout that is switched off. Of what is written through ``expand`` it adds to ``x`` the difference, so that
     ``x + (new - x)`` is there: rounded where ``x`` is large, and NaN where it is infinite. What is copied into the whole of a buffer it
-    takes for the buffer, whatever dtype and shape it has.
+    takes for the buffer, whatever dtype and shape it has. For ``rrelu_`` outside training it allocates slopes that nobody draws.
     """
     for node in graph.nodes:
         if node.target is aten.dropout.default and not (node.args[1] and node.args[2]):
             node.target, node.args = aten.alias.default, node.args[:1]
-        elif node.target in _EXPANDING and (given := _tensor(node.args[0])) is not None and (made := _tensor(node)) is not None:
+        elif node.target in _EXPANDING and (given := tensor_of(node.args[0])) is not None and (made := tensor_of(node)) is not None:
             if made.shape == given.shape:
                 node.target, node.args, node.kwargs = aten.alias.default, node.args[:1], {}
             elif made.shape == (1,) * (made.dim() - given.dim()) + given.shape:
                 node.target, node.args, node.kwargs = aten.view.default, (node.args[0], list(made.shape)), {}
-        elif node.target is aten.copy_.default and (target := _tensor(node.args[0])) is not None:
+        elif node.target is aten.copy_.default and (target := tensor_of(node.args[0])) is not None:
             if isinstance(node.args[1], Node):
                 node.args = (node.args[0], _like(graph, node, node.args[1], target), *node.args[2:])
             else:
                 node.target, node.args, node.kwargs = aten.fill_.Scalar, node.args[:2], {}
+        elif node.target is aten.rrelu_.default and (slope := mean_slope(node.target, node.args, node.kwargs)) is not None:
+            node.target, node.args, node.kwargs = aten.leaky_relu_.default, (node.args[0], slope), {}
 
 
 def _like(graph: Graph, node: Node, source: Node, target: torch.Tensor) -> Node:
     """``source`` in the dtype and the shape of ``target``, into which ``node`` copies it."""
-    given = _tensor(source)
+    given = tensor_of(source)
     if given is None:
         return source
     with graph.inserting_before(node):
         if (given.dtype, given.device) != (target.dtype, target.device):
             given = given.to(target.device, target.dtype)
             kind = {"dtype": target.dtype, "device": target.device}
-            source = _call(graph, node, aten._to_copy.default, (source,), kind, given)
+            source = call_before(graph, node, aten._to_copy.default, (source,), kind, given)
         if given.shape != target.shape:
             given = given.expand(target.shape)
-            source = _call(graph, node, aten.expand.default, (source, list(target.shape)), value=given)
-            source = _call(graph, node, aten.clone.default, (source,), {"memory_format": torch.contiguous_format}, given.contiguous())
+            source = call_before(graph, node, aten.expand.default, (source, list(target.shape)), value=given)
+            source = call_before(graph, node, aten.clone.default, (source,), {"memory_format": torch.contiguous_format}, given.contiguous())
     return source
 
 
@@ -147,7 +150,7 @@ def _writes_go_unseen(graph: Graph) -> bool:
                 return False
             memory[node] = {node}
         else:
-            memory[node] = set().union(*(memory[given] for given in _may_alias(node))) or {node}
+            memory[node] = set().union(*(memory[given] for given in may_alias(node))) or {node}
         for owner in memory[node]:
             sharing.setdefault(owner, []).append(node)
     return True
@@ -158,7 +161,7 @@ def _is_written(node: Node) -> bool:
     return isinstance(target, OpOverload) and target not in _KNOWN and target not in _SAME and target._schema.is_mutable
 
 
-def _may_alias(node: Node) -> list[Node]:
+def may_alias(node: Node) -> list[Node]:
     """The arguments whose memory a result may be in."""
     if node.target is operator.getitem:
         return node.all_input_nodes
@@ -170,7 +173,7 @@ def _may_alias(node: Node) -> list[Node]:
 
 def _given_back(node: Node) -> Replacement | None:
     """A composite that gives back its first argument as it is."""
-    given, made = _tensor(node.args[0]), _tensor(node)
+    given, made = tensor_of(node.args[0]), tensor_of(node)
     if given is None or made is None or _place(given) != _place(made):
         return None
     return _argument
@@ -187,19 +190,19 @@ def _out_of_place(node: Node) -> Replacement | None:
     name = op._schema.name.removeprefix("aten::")
     if name not in _POINTWISE or not _decides_the_result(node.args[0], node):
         return None
-    return lambda graph, node: _call(graph, node, getattr(getattr(aten, name[:-1]), op._overloadname), node.args, node.kwargs)
+    return lambda graph, node: call_before(graph, node, getattr(getattr(aten, name[:-1]), op._overloadname), node.args, node.kwargs)
 
 
 def _decides_the_result(target: object, node: Node) -> bool:
     """Whether dtype, shape and strides of a pointwise operator's result are those of its argument ``target``."""
-    ours = _tensor(target)
+    ours = tensor_of(target)
     if ours is None or not _is_dense(ours):
         return False
     scalars = [item for item in (*node.args, *node.kwargs.values()) if not isinstance(item, Node)]
     if not all(item is None or isinstance(item, int | str) or (ours.is_floating_point() and isinstance(item, float)) for item in scalars):
         return False
     for given in node.all_input_nodes[1:]:
-        theirs = _tensor(given)
+        theirs = tensor_of(given)
         if theirs is None or theirs.dtype not in (ours.dtype, torch.bool) or (theirs.dim() and theirs.device != ours.device):
             return False
         if theirs.shape == ours.shape and theirs.stride() != ours.stride():
@@ -219,14 +222,14 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 def _batch_norm(node: Node) -> Replacement | None:
     """``batch_norm(input, weight, bias, mean, var, training, momentum, eps, cudnn_enabled)`` with the statistics it was trained with."""
-    made = _tensor(node)
+    made = tensor_of(node)
     if len(node.args) < 8 or node.args[5] or None in node.args[3:5] or made is None or made.numel() == 0:
         return None
     nothing = made.new_empty(0)
 
     def put(graph: Graph, node: Node) -> Node:
         args = (*node.args[:5], *node.args[6:8])
-        whole = _call(graph, node, aten._native_batch_norm_legit_no_training.default, args, value=(made, nothing, nothing))
+        whole = call_before(graph, node, aten._native_batch_norm_legit_no_training.default, args, value=(made, nothing, nothing))
         first = graph.call_function(operator.getitem, (whole, 0))
         first.meta = dict(node.meta)
         return first
@@ -236,7 +239,7 @@ def _batch_norm(node: Node) -> Replacement | None:
 
 def _reshape(node: Node) -> Replacement | None:
     """A view, of a copy where the strides allow none."""
-    given, made = _tensor(node.args[0]), _tensor(node)
+    given, made = tensor_of(node.args[0]), tensor_of(node)
     if given is None or made is None or given.numel() == 0:
         return None
     if node.target is aten.flatten.using_ints and given.shape == made.shape:
@@ -248,14 +251,14 @@ def _reshape(node: Node) -> Replacement | None:
     except (RuntimeError, ValueError):
         copied = given.contiguous()
         viewed = copied.view(made.shape)
-        return lambda graph, node: _call(
+        return lambda graph, node: call_before(
             graph, node, aten._unsafe_view.default, (_copy(graph, node, torch.contiguous_format, copied), shape), value=viewed
         )
-    return lambda graph, node: _call(graph, node, aten.view.default, (node.args[0], shape))
+    return lambda graph, node: call_before(graph, node, aten.view.default, (node.args[0], shape))
 
 
 def _contiguous(node: Node) -> Replacement | None:
-    given = _tensor(node.args[0])
+    given = tensor_of(node.args[0])
     if given is None:
         return None
     wanted = node.kwargs.get("memory_format", torch.contiguous_format)
@@ -265,7 +268,7 @@ def _contiguous(node: Node) -> Replacement | None:
 
 def _to(node: Node) -> Replacement | None:
     """``to`` another dtype or device, or the same."""
-    given, made, op = _tensor(node.args[0]), _tensor(node), node.target
+    given, made, op = tensor_of(node.args[0]), tensor_of(node), node.target
     assert isinstance(op, OpOverload)
     names = [argument.name for argument in op._schema.arguments]
     asked = {**dict(zip(names[1:], node.args[1:], strict=False)), **node.kwargs}
@@ -275,7 +278,7 @@ def _to(node: Node) -> Replacement | None:
         return _argument
     if "layout" in asked:
         return None
-    return lambda graph, node: _call(graph, node, aten._to_copy.default, node.args[:1], asked)
+    return lambda graph, node: call_before(graph, node, aten._to_copy.default, node.args[:1], asked)
 
 
 def _dropout(node: Node) -> Replacement | None:
@@ -284,25 +287,25 @@ def _dropout(node: Node) -> Replacement | None:
 
 
 def _chunk(node: Node) -> Replacement | None:
-    given = _tensor(node.args[0])
+    given = tensor_of(node.args[0])
     chunks, dim = node.args[1], node.args[2] if len(node.args) > 2 else 0
     if given is None or not isinstance(chunks, int) or not isinstance(dim, int) or not given.shape[dim]:
         return None
     size = -(-given.shape[dim] // chunks)
     # Defaults are left out, as PyTorch leaves them out of what it traces.
-    return lambda graph, node: _call(graph, node, aten.split.Tensor, (node.args[0], size, *([dim] if dim else [])))
+    return lambda graph, node: call_before(graph, node, aten.split.Tensor, (node.args[0], size, *([dim] if dim else [])))
 
 
 def _expand(node: Node) -> Replacement | None:
-    made = _tensor(node)
-    return None if made is None else lambda graph, node: _call(graph, node, aten.expand.default, (node.args[0], list(made.shape)))
+    made = tensor_of(node)
+    return None if made is None else lambda graph, node: call_before(graph, node, aten.expand.default, (node.args[0], list(made.shape)))
 
 
 def _reverse(node: Node) -> Replacement | None:
-    made = _tensor(node)
+    made = tensor_of(node)
     if made is None:
         return None
-    return lambda graph, node: _call(graph, node, aten.permute.default, (node.args[0], list(reversed(range(made.dim())))))
+    return lambda graph, node: call_before(graph, node, aten.permute.default, (node.args[0], list(reversed(range(made.dim())))))
 
 
 _KNOWN: dict[object, Callable[[Node], Replacement | None]] = {
@@ -332,18 +335,19 @@ def _argument(graph: Graph, node: Node) -> Node:
 
 
 def _copy(graph: Graph, node: Node, layout: torch.memory_format | None = None, value: torch.Tensor | None = None) -> Node:
-    return _call(graph, node, aten.clone.default, node.args[:1], {} if layout is None else {"memory_format": layout}, value)
+    return call_before(graph, node, aten.clone.default, node.args[:1], {} if layout is None else {"memory_format": layout}, value)
 
 
-def _call(
+def call_before(
     graph: Graph, instead: Node, op: OpOverload[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, value: object = None
 ) -> Node:
-    """A call with the source line of the node that it stands for, and with its result unless another is given."""
+    """A call where the graph inserts, with the source line of the node that it stands for, and with its result unless another is given."""
     node = graph.create_node("call_function", op, args, kwargs or {}, name=op._schema.name.removeprefix("aten::"))
     node.meta = dict(instead.meta) if value is None else {**instead.meta, "val": value}
     return node
 
 
-def _tensor(node: object) -> torch.Tensor | None:
+def tensor_of(node: object) -> torch.Tensor | None:
+    """The tensor that a node stands for, if it stands for one."""
     made = node.meta.get("val") if isinstance(node, Node) else None
     return made if isinstance(made, torch.Tensor) else None
