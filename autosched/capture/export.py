@@ -40,6 +40,7 @@ from autosched.capture.screen import (
     require_values,
 )
 from autosched.capture.structure import structure_of
+from autosched.capture.windows import spell_out_windows
 from autosched.core.containers import pack_call, rebuild_packed
 from autosched.core.errors import UnsupportedGraph, UsageError
 from autosched.core.from_outside import let_through
@@ -158,6 +159,7 @@ def _functional(exported: ExportedProgram) -> ExportedProgram:
     if make_functional(exported.graph):
         return exported
     spell_out(exported.graph)
+    spell_out_windows(exported.graph)
     with _explained():
         decomposed: ExportedProgram = exported.run_decompositions(composites(exported.graph))
     return decomposed
