@@ -388,6 +388,53 @@ def test_parameters_and_what_has_no_elements_may_be_returned() -> None:
         torch.testing.assert_close(loaded(x)[0], model(x)[0])
 
 
+class _Rows(nn.Module):
+    """Returns windows of its parameters and of a buffer, one of them twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.table = nn.Parameter(torch.rand(6, 4))
+        self.register_buffer("mask", torch.rand(3, 4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = self.table[2:]
+        return self.layer(x) @ rows.t(), rows, rows.t()[1:, ::2], self.layer.weight.view(-1), self.mask[:1].expand(5, 4), rows
+
+
+@pytest.mark.usefixtures("native")
+def test_views_of_parameters_may_be_returned() -> None:
+    model, x = _Rows().eval(), torch.randn(2, 4)
+    found = capture_inductor(model, (x,))
+    assert not isinstance(found, Refused), found.reason
+    plan = make_plan(found.program.graph, random_placement(random.Random(3), found.program.graph, 2))
+    assert LaneExecutor(_bound(found), plan).engine is Engine.NATIVE
+    loaded = load(_bundle(found, 2), model, strict=True)
+    with torch.no_grad():
+        for _ in range(2):
+            got, wanted = loaded(x), model(x)
+            for mine, theirs in zip(got, wanted, strict=True):
+                torch.testing.assert_close(mine, theirs)
+                assert mine.stride() == theirs.stride()
+            assert [item.data_ptr() for item in got[1:]] == [item.data_ptr() for item in wanted[1:]]
+            # Other weights in the place of these: other memory.
+            model.table = nn.Parameter(torch.rand(6, 4))
+
+
+def test_a_view_of_a_parameter_in_another_dtype_is_a_reason() -> None:
+    class Bits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.rand(6, 4))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x * 2, self.table.view(torch.int32)
+
+    found = capture_inductor(Bits().eval(), (torch.randn(2, 4),))
+    assert isinstance(found, Refused)
+    assert "view of a weight as another" in found.reason
+
+
 class _Masked(nn.Module):
     """Multiplies by a mask that hides nothing, which Inductor leaves out."""
 

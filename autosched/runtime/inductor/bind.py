@@ -40,6 +40,7 @@ from autosched.runtime.inductor.modes import PLAIN, Mode, mode_of
 from autosched.runtime.inductor.source import Kernel as LaunchedKernel
 from autosched.runtime.inductor.source import Module, Unrecognised, read_module
 from autosched.runtime.inductor.units import Overwritten, Unit, function_text, make_units
+from autosched.runtime.inductor.weight_views import weight_name, weight_view_units
 from autosched.runtime.instructions import carrying
 from autosched.runtime.kernels import BoundProgram, answers, bind, random_inputs
 from autosched.runtime.one_copy import one_copy
@@ -228,6 +229,10 @@ class _Assembler:
         # By output of the source, the name of what it is in the code.
         self._returned = dict(zip(returned, units.returned, strict=True))
         self._returned |= {item.value: units.copies[names[item.target]] for item in writes}
+        for value, unit in weight_view_units(bound).items():
+            units.units.append(unit)
+            units.owner[unit.name] = weight_name(self._source.graph.values[value].storage)
+            self._returned[value] = unit.name
         self._place: dict[str, int] = {}  # name in the code -> value
         self._of_source: dict[int, int] = {}  # value of the source -> value
         self._prepared: dict[int, torch.Tensor] = {}
@@ -242,7 +247,7 @@ class _Assembler:
 
     def _number(self, module: Module) -> None:
         for value in (*self._source.graph.inputs, *(binding.value for binding in self._source.bindings)):
-            self._of_source[value] = len(self._of_source)
+            self._of_source[value] = self._place[weight_name(value)] = len(self._of_source)
         following = len(self._of_source)
         for name, value in zip(module.arguments, self._compiled.takes, strict=True):
             if value not in self._of_source:

@@ -45,6 +45,7 @@ from autosched.runtime.inductor.hung import CompilerHung, compilers_limited
 from autosched.runtime.inductor.modes import PLAIN, Mode, mode_options
 from autosched.runtime.inductor.packed import packing_into
 from autosched.runtime.inductor.unfinished import remove_unfinished
+from autosched.runtime.inductor.weight_views import weight_views
 from autosched.runtime.kernels import BoundProgram
 
 _FORCED: Mapping[str, object] = {
@@ -158,10 +159,11 @@ def _plain(tensor: torch.Tensor) -> bool:
 def returned_of(program: Program, overwriting: Sequence[WriteBack]) -> tuple[int, ...]:
     """The outputs of the graph that the compiled code returns, when it does the writes of ``overwriting`` itself.
 
-    Not the model's own tensors: Inductor would take those as arguments, however it is given them. Nor the caller's: beside convolutions it
-    would return copies of them.
+    Not the model's own tensors, nor views of them: Inductor would take those as arguments, however it is given them. Nor the caller's:
+    beside convolutions it would return copies of them.
     """
-    elsewhere = {*(item.value for item in overwriting), *(binding.value for binding in program.bindings), *program.graph.inputs}
+    own = {binding.value for binding in program.bindings} | weight_views(program).keys()
+    elsewhere = {*(item.value for item in overwriting), *own, *program.graph.inputs}
     return tuple(value for value in program.graph.outputs if value not in elsewhere)
 
 
