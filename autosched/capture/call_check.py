@@ -24,9 +24,9 @@ def require_call(what: str, model: object, example_inputs: object, example_kwarg
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"{what}() got a {type(model).__name__} as model; expected a torch.nn.Module")
     wrapper, inner = wrapped_in(model)
-    if wrapper == "torch.compile":
-        # It would be captured, but every run of "the model as it comes" would be a run of compiled code.
-        raise UsageError(f"{what}() got a model that torch.compile has wrapped; expected the module itself. Give model.{inner}.")
+    if wrapper in ("torch.compile", "DistributedDataParallel"):
+        # The first would be captured, but every run of "the model as it comes" would be a run of compiled code. The second cannot be.
+        raise UsageError(f"{what}() got a model that {wrapper} has wrapped; expected the module itself. Give model.{inner}.")
     if isinstance(example_inputs, Mapping):
         raise UsageError(
             f"{what}() got a dictionary as example_inputs; expected a tuple of positional arguments. Give keyword arguments as "

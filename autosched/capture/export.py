@@ -24,6 +24,7 @@ from autosched.capture.export_reader import ExportReader
 from autosched.capture.functional import make_functional, spell_out
 from autosched.capture.held_inputs import hold_inputs
 from autosched.capture.leftovers import attributes_kept
+from autosched.capture.model_screen import require_inference, require_values
 from autosched.capture.passes.batch_norm import whole_batch_norms
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.views import loosen_views
@@ -36,8 +37,6 @@ from autosched.capture.screen import (
     no_nested_padding,
     quiet_torch,
     require_dense_dtypes,
-    require_inference,
-    require_values,
 )
 from autosched.capture.structure import structure_of
 from autosched.capture.windows import spell_out_windows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import logging
 import sys
 import traceback
@@ -37,37 +36,6 @@ _PICKS_BY_VALUE = frozenset(
 _BACKENDS = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 _EFFECT_FREE_CHECKS = ("aten::_assert", "aten::sym_", "aten::_functional_assert", "aten::_functional_sym")
 _ASSERT_VALUES = ("aten::_assert_async", "aten::_functional_assert_async")
-
-
-def require_inference(model: torch.nn.Module) -> None:
-    """Refuse a model whose dropout or batch norm is in training mode.
-
-    Raises:
-        UnsupportedGraph: naming the first such module.
-    """
-    kinds = (torch.nn.modules.batchnorm._BatchNorm, torch.nn.modules.dropout._DropoutNd)
-    for name, module in model.named_modules():
-        if module.training and isinstance(module, kinds):
-            if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p == 0:
-                continue
-            raise UnsupportedGraph(
-                f"module {name or '(the model)'} ({type(module).__name__}) is in training mode; expected inference. "
-                "Call model.eval() first."
-            )
-
-
-def require_values(model: torch.nn.Module) -> None:
-    """Refuse a model without weights: made on the meta device, or one whose weights lie elsewhere until it is called.
-
-    Raises:
-        UnsupportedGraph: naming the first such weight.
-    """
-    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
-        if tensor.is_meta:
-            raise UnsupportedGraph(
-                f"weight {name} is on the meta device, which holds no values; expected a model with its weights in memory. Load them "
-                "first, onto the device that it will run on and without offloading."
-            )
 
 
 def require_operators(count: int) -> None:
@@ -312,7 +280,8 @@ def explain_export_failure(error: Exception) -> UnsupportedGraph:
     if "DataDependent" in kind or "data-dependent" in str(error) or "unbacked" in str(error):
         advice = _UNCHECKED if _checks_a_distribution(error.__traceback__) else _ASSERTED if code.startswith("assert") else _DATA
         return UnsupportedGraph(f"the model cannot be captured{where}: a value decides what runs next ({first}). {advice}")
-    advice = _PACKED if _packed(error.__traceback__) else _advice(f"{error} {code}")
+    apart = place.startswith("bitsandbytes/")
+    advice = _PACKED if _packed(error.__traceback__) else f"{_WITH_SCALES_APART}." if apart else _advice(f"{error} {code}")
     return UnsupportedGraph(f"the model cannot be captured{where}: torch.export refuses it with {kind}: {first}. {advice}")
 
 

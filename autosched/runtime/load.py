@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -21,7 +22,7 @@ from autosched.core.from_outside import let_through
 from autosched.core.program import ConstantSource
 from autosched.core.records import DeviceKey, Engine, SoftwareKey
 from autosched.core.standing_aside import all_aside
-from autosched.core.wrappers import wrapped_in
+from autosched.core.wrappers import spread_over_processes, wrapped_in
 from autosched.runtime.binding import Binder
 from autosched.runtime.bundle.format import Bundle, label_of, printable, read_bundles
 from autosched.runtime.calling_threads import calling_threads
@@ -196,6 +197,7 @@ def _open(
     label = facts.label
     facts.bundles = read_bundles(source)
     kind = facts.bundles[0].key.device.kind
+    _require_weights(model, facts)
     device = _home(model, kind)
     if device.type != kind and kind in ("cpu", "cuda"):
         raise IncompatibleArtifact(
@@ -222,6 +224,9 @@ def _open(
             differences = (f"model: it is wrapped by {wrapper}; give load() the module itself, model.{inner}", *differences)
         elif part := _part_that_fits(facts.bundles[fitting.index(False)], host, model):
             differences = (f"model: it is larger than the tuned one, which its part may be; give load() that, model.{part}", *differences)
+        elif part := _compiled_part(model):
+            line = f"model: torch.compile has wrapped its part {part}, whose weights have other names then; {part}.compile() leaves them"
+            differences = (line, *differences)
         raise IncompatibleArtifact(label, differences)
     padding = _padding(model, facts) if pad else None
     binder = Binder(model, device, label, frozen=frozen, overwrites=in_place, padded=padding is not None)
@@ -234,12 +239,35 @@ def _open(
     return ShapeTable(slots, device, max_shapes=max_shapes, padding=padding, orders=KeyOrders(model))
 
 
+def _require_weights(model: torch.nn.Module, facts: _Facts) -> None:
+    """Whole and in memory, which a line for each difference from the tuned ones, or an operator that fails, would not say."""
+    line = ""
+    if spread := spread_over_processes(model):
+        line = f"{spread}, which several processes share; a schedule runs in one process. Give load() a model that is not sharded"
+    elif name := _without_values(model, facts.bundles):
+        line = f"weight {name} is on the meta device, which holds no values; give load() the model with its weights in memory, not offloaded"
+    if line:
+        raise IncompatibleArtifact(facts.label, [f"model: {line}"], what_to_do="")
+
+
+def _without_values(model: torch.nn.Module, bundles: Sequence[Bundle]) -> str:
+    """The first weight that a schedule reads and that has no values, or the first of all if the model has none anywhere."""
+    read = {binding.name for bundle in bundles for binding in bundle.program.bindings if binding.source is not ConstantSource.LITERAL}
+    nowhere = _home(model, "").type == "meta"
+    tensors = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    return next((name for name, tensor in tensors if tensor.is_meta and (nowhere or name in read)), "")
+
+
 def _part_that_fits(bundle: Bundle, host: tuple[DeviceKey, SoftwareKey], model: torch.nn.Module) -> str:
     """Where in ``model`` a module has the parameters of a bundle that has any: libraries keep a model within one of theirs."""
     if not any(binding.source is not ConstantSource.LITERAL for binding in bundle.program.bindings):
         return ""
     parts = ((name, module) for name, module in model.named_modules() if name)
     return next((name for name, part in parts if check_bundle(bundle, *host, part).compatibility is not Compatibility.INCOMPATIBLE), "")
+
+
+def _compiled_part(model: torch.nn.Module) -> str:
+    return next((f"model.{name}" for name, module in model.named_modules() if name and wrapped_in(module)[0] == "torch.compile"), "")
 
 
 def _ready_lanes(bundles: Sequence[Bundle]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import autosched
 from autosched import pipeline
@@ -34,6 +35,17 @@ def test_what_is_no_call_is_refused_at_once(function, model, inputs, words) -> N
 def test_a_model_that_is_compiled_already_is_refused_with_what_to_give(function) -> None:
     with pytest.raises(UsageError, match=r"Give model\._orig_mod"):
         function(torch.compile(NET), (ROWS,), device="cpu")
+
+
+@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="PyTorch is built without gloo")
+@pytest.mark.parametrize("function", [autosched.tune, autosched.compile, pipeline.compare], ids=["tune", "compile", "compare"])
+def test_a_model_of_which_processes_average_gradients_is_refused_with_what_to_give(function) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UsageError, match=r"DistributedDataParallel has wrapped.*Give model\.module"):
+            function(torch.nn.parallel.DistributedDataParallel(NET), (ROWS,), device="cpu")
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("model", [NET, torch.nn.Linear(4, 4, device="meta").eval()], ids=["input", "weight"])

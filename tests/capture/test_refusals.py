@@ -1,6 +1,7 @@
 """What cannot be scheduled is refused with the operator, the line and what to do; nothing is printed."""
 
 import enum
+import importlib
 import io
 import sys
 import warnings
@@ -215,6 +216,20 @@ class ScalesInAnAttribute(nn.Module):
 def test_what_a_weight_keeps_in_an_attribute_is_refused_with_what_to_quantize_by():
     with pytest.raises(UnsupportedGraph, match=r"'CB'.*quantize the model as it came with torchao"):
         capture(ScalesInAnAttribute(), (torch.randn(3),))
+
+
+def test_an_assertion_of_bitsandbytes_is_refused_with_what_to_quantize_by(tmp_path, monkeypatch):
+    package = tmp_path / "bitsandbytes"
+    package.mkdir()
+    package.joinpath("four_bits.py").write_text("def forward(x):\n    assert type(x).__name__ != 'FakeTensor'\n    return x * 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class FourBits(nn.Module):
+        def forward(self, x):
+            return importlib.import_module("bitsandbytes.four_bits").forward(x)
+
+    with pytest.raises(UnsupportedGraph, match=r"bitsandbytes.four_bits.py:2.*quantize the model as it came with torchao"):
+        capture(FourBits(), (torch.randn(3),))
 
 
 class Policy(nn.Module):

@@ -43,6 +43,18 @@ def test_a_model_that_holds_the_tuned_one_is_told_where(model: TwoBranches, wrap
     assert autosched.load(bundle, larger.get_submodule(inner.removeprefix("model.")), strict=True).report().scheduled
 
 
+def test_of_a_part_that_is_compiled_is_said_that_its_weights_have_other_names(model: TwoBranches) -> None:
+    bundle = encode_bundle(two_branches_bundle(model))
+    name, part = next(iter(model.named_children()))
+    model.set_submodule(name, torch.compile(part))  # type: ignore[arg-type]
+    with pytest.raises(IncompatibleArtifact) as raised:
+        autosched.load(bundle, model, strict=True)
+    assert f"wrapped its part model.{name}, whose weights have other names then; model.{name}.compile() leaves" in raised.value.differences[0]
+    model.set_submodule(name, part)
+    part.compile()
+    assert autosched.load(bundle, model, strict=True).report().scheduled
+
+
 def test_of_a_model_that_holds_no_such_part_nothing_is_said(model: TwoBranches) -> None:
     with pytest.raises(IncompatibleArtifact, match="absent here") as raised:
         autosched.load(encode_bundle(two_branches_bundle(model)), torch.nn.Sequential(torch.nn.Linear(8, 8)).eval(), strict=True)
