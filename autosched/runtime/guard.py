@@ -144,7 +144,9 @@ class LoadedModel:
         self._signature = inspect.signature(model.forward)
         # In the model's place it is asked what it takes: generate() of transformers gives a model no positions if that has no such name.
         self.__signature__ = self._signature
-        vars(self).update({name: getattr(self._forward, name) for name in _OF_A_FUNCTION if hasattr(self._forward, name)})
+        # Hooks of accelerate put a partial there, which has no code of its own.
+        for function in (getattr(self._forward, "func", None), self._forward):
+            vars(self).update({name: getattr(function, name) for name in _OF_A_FUNCTION if function and hasattr(function, name)})
         self._running = _Running()
         self._refresh_due = False
         self._notes = RenewedLock()

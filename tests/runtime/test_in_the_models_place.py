@@ -223,6 +223,18 @@ def test_it_is_asked_what_a_function_is_asked(outer: Outer, fast: LoadedModel, x
         torch.export.export(outer.part, (x,), more(x))
 
 
+@pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")
+def test_in_place_of_a_partial_it_is_asked_what_the_function_within_is(outer: Outer, x: torch.Tensor) -> None:
+    kept = encode_bundle(two_branches_bundle(outer.part))
+    outer.part.forward = hooked(outer.part.forward, outer.part)  # type: ignore[method-assign]
+    around = outer.part.forward.func  # type: ignore[attr-defined]
+    fast = outer.part.forward = load(kept, outer.part)  # type: ignore[method-assign]
+    assert (fast.__name__, fast.__code__) == ("forward", around.__code__)
+    # Both ask where its code is.
+    torch.export.export(outer.part, (x,), more(x))
+    assert capture(outer.part, (x,), more(x)).program.graph.operators
+
+
 def test_each_call_is_recorded_once_and_runs_as_it_came(outer: Outer, fast: LoadedModel, x: torch.Tensor) -> None:
     seen: list[int] = []
     outer.part.register_forward_pre_hook(lambda _, __: seen.append(1))
