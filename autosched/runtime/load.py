@@ -245,7 +245,9 @@ def _require_weights(model: torch.nn.Module, facts: _Facts) -> None:
     if spread := spread_over_processes(model):
         line = f"{spread}, which several processes share; a schedule runs in one process. Give load() a model that is not sharded"
     elif name := _without_values(model, facts.bundles):
-        line = f"weight {name} is on the meta device, which holds no values; give load() the model with its weights in memory, not offloaded"
+        line = (
+            f"weight {name} is on the meta device, which holds no values; give load() the model with its weights in memory, not offloaded"
+        )
     if line:
         raise IncompatibleArtifact(facts.label, [f"model: {line}"], what_to_do="")
 

@@ -71,9 +71,11 @@ def test_weights_that_processes_share_are_refused_by_name() -> None:
 def test_a_part_that_processes_share_is_refused_by_name() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-    model = nn.Sequential(FullyShardedDataParallel(nn.Linear(4, 4), sharding_strategy=ShardingStrategy.NO_SHARD, device_id=torch.device("cpu"))).eval()
+    model = nn.Sequential(
+        FullyShardedDataParallel(nn.Linear(4, 4), sharding_strategy=ShardingStrategy.NO_SHARD, device_id=torch.device("cpu"))
+    ).eval()
     assert "part 0 is a FullyShardedDataParallel, which several processes share" in reason_of(model)
-    with pytest.raises(UnsupportedGraph, match="part 0 is a FullyShardedDataParallel, .* as it was before it was sharded"):
+    with pytest.raises(UnsupportedGraph, match=r"part 0 is a FullyShardedDataParallel, .* as it was before it was sharded"):
         capture(model, (torch.randn(2, 4),))
     assert "the model is a Fully" in reason_of(model[0])
 

@@ -49,7 +49,9 @@ def test_of_a_part_that_is_compiled_is_said_that_its_weights_have_other_names(mo
     model.set_submodule(name, torch.compile(part))  # type: ignore[arg-type]
     with pytest.raises(IncompatibleArtifact) as raised:
         autosched.load(bundle, model, strict=True)
-    assert f"wrapped its part model.{name}, whose weights have other names then; model.{name}.compile() leaves" in raised.value.differences[0]
+    assert (
+        f"wrapped its part model.{name}, whose weights have other names then; model.{name}.compile() leaves" in raised.value.differences[0]
+    )
     model.set_submodule(name, part)
     part.compile()
     assert autosched.load(bundle, model, strict=True).report().scheduled
