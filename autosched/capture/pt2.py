@@ -33,6 +33,12 @@ def load_pt2(path: str | Path) -> tuple[torch.nn.Module, tuple[Any, ...], dict[s
             warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
             exported = torch.export.load(file)
     except Exception as error:  # torch raises whatever its parser of the day stumbles over.
+        if _is_compiled(file):
+            raise ArtifactCorrupt(
+                str(file),
+                "it is a package of AOTInductor, compiled code without the program",
+                "the program that it was compiled from, written by torch.export.save",
+            ) from error
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ArtifactCorrupt(str(file), f"torch.export.load cannot read it ({type(error).__name__}: {first})", _WRITTEN) from error
     if exported.example_inputs is None:
@@ -42,3 +48,12 @@ def load_pt2(path: str | Path) -> tuple[torch.nn.Module, tuple[Any, ...], dict[s
     args, kwargs = exported.example_inputs
     model: torch.nn.Module = exported.module(check_guards=False)
     return model, tuple(args), dict(kwargs)
+
+
+def _is_compiled(file: Path) -> bool:
+    """Whether it holds what ``torch._inductor.aoti_compile_and_package`` writes."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return any("data/aotinductor/" in name for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False

@@ -41,6 +41,16 @@ def test_a_zip_of_something_else_is_corrupt(tmp_path):
         load_pt2(tmp_path / "other.pt2")
 
 
+def test_a_package_of_compiled_code_is_refused_and_the_program_asked_for(tmp_path):
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "compiled.pt2", "w") as archive:
+        archive.writestr("compiled/archive_format", "pt2")
+        archive.writestr("compiled/data/aotinductor/model/abc.wrapper.so", b"")
+    with pytest.raises(ArtifactCorrupt, match=r"package of AOTInductor.*Expected the program that it was compiled from"):
+        load_pt2(tmp_path / "compiled.pt2")
+
+
 def test_a_missing_file_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="there is no file"):
         load_pt2(tmp_path / "none.pt2")
