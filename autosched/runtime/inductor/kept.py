@@ -35,7 +35,7 @@ from autosched.runtime.regions.store import WHOLE, RegionStore
 
 _log = logging.getLogger(__name__)
 
-_SCHEMA = 3
+_SCHEMA = 4
 
 
 @dataclass
@@ -247,7 +247,15 @@ def _recipe(tensors: Sequence[torch.Tensor], leaves: Mapping[int, torch.Tensor],
     return written.src
 
 
-_GLOBALS: Mapping[str, Any] = {"torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan"), "NoneType": type(None)}
+def window(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> torch.Tensor:
+    """As ``as_strided``, from the tensor's own beginning on and not from that of its storage."""
+    return torch.as_strided(tensor, size, stride, tensor.storage_offset() + (storage_offset or 0))
+
+
+_GLOBALS: Mapping[str, Any] = {
+    "torch": torch, "device": torch.device, "inf": float("inf"), "nan": float("nan"), "NoneType": type(None),
+    window.__module__.replace(".", "_") + "_window": window,
+}  # fmt: skip
 
 
 def _evaluate(recipe: str, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -13,17 +13,23 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autosched.runtime.inductor.kept import Folds
+from autosched.runtime.inductor.kept import Folds, window
 
 
 class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every operator and what it makes."""
+    """Notes every operator and what it makes.
+
+    A weight may lie anywhere in its storage: one half of a table, or one of those that were read from a file at once. Templates take what
+    the storage begins with (PyTorch 2.11 to 2.13), and so would block another weight.
+    """
 
     def __init__(self, folds: Folds) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._folds = folds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is torch.ops.aten.as_strided.default:
+            func = window
         out = func(*args, **(kwargs or {}))
         if type(out) is torch.Tensor:
             self._folds.results[id(out)] = (out, func, args, kwargs or {})

@@ -105,6 +105,33 @@ def test_a_template_is_one_launch_with_its_epilogue_and_its_work(templated: tupl
     assert [operator.flops for operator in operators] == [2 * 16 * 128 * 32] * 2
 
 
+class Halves(nn.Module):
+    """Products with each half of one weight, which itself lies behind another in its storage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(96, 128)[32:] / 11.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.weight.chunk(2)
+        return torch.relu(nn.functional.linear(x, first)) + nn.functional.linear(x, second)
+
+
+def test_a_weight_is_blocked_from_where_it_lies_in_its_storage() -> None:
+    """Inductor blocked what the storage begins with: halves of a weight, as in attention to another sequence, had no max-autotune."""
+    torch.manual_seed(1)
+    model = Halves().eval()
+    found = _in_templates(model, _captured(model, Mode(Lowering.MAX_AUTOTUNE)))
+    inputs = random_inputs(found.program, 3)
+    # Of new weights that lie elsewhere, as in a file that was read at once, and of those that were compiled.
+    for weight in (model.weight, nn.Parameter(torch.randn(70, 128)[6:] / 11.0)):
+        model.weight = weight
+        constants = {binding.value: weight.detach() for binding in found.program.bindings}
+        assert len(constants) == 1
+        with torch.no_grad():
+            torch.testing.assert_close(bind(found.program, constants).run(inputs)[0], model(*inputs), rtol=1e-4, atol=1e-5)
+
+
 def test_each_width_has_the_weights_of_its_own(templated: tuple[nn.Module, Captured]) -> None:
     # Which weights are blocked otherwise for two threads than for one is up to the length of the processor's vectors.
     narrow = Two(columns=20).eval()
