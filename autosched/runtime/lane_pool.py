@@ -48,13 +48,19 @@ def threads_can_start(count: int) -> bool:
     container's limit of processes, count threads).
     """
     over = threading.Event()
+    trial: list[threading.Thread] = []
     try:
         for _ in range(count if threads_are_real() else 0):
-            threading.Thread(target=over.wait, name="autosched-trial", daemon=True).start()
+            thread = threading.Thread(target=over.wait, name="autosched-trial", daemon=True)
+            thread.start()
+            trial.append(thread)
     except RuntimeError:
         return False
     finally:
         over.set()
+        # The team's threads are to find their places free.
+        for thread in trial:
+            thread.join()
     return True
 
 
