@@ -53,6 +53,12 @@ def cuda_environment() -> tuple[tuple[str, str], ...]:
     return tuple((name.lower(), os.environ.get(name) or "default") for name in names)
 
 
+def allocator_collects_garbage() -> bool:
+    """Whether PyTorch's allocator for GPUs was told to collect garbage, in a variable that it reads when it starts."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    return any("garbage_collection_threshold" in os.environ.get(name, "") for name in names)
+
+
 def cpu_environment() -> tuple[tuple[str, str], ...]:
     """Those variables that are set of the ones that oneDNN and MKL read once in a process, and that change which kernels they choose.
 

@@ -11,12 +11,13 @@ from torch import nn
 from autosched.capture.export import capture
 from autosched.core.errors import UsageError, WorkerLost
 from autosched.core.progress import Silent
-from autosched.core.records import Failure, FailureKind
+from autosched.core.records import Failure
 from autosched.device.cuda.baseline_session import PREPARE_TIMEOUT_S
 from autosched.device.cuda.baselines import BaselineKind
 from autosched.device.registry import device_named
 from autosched.pipeline import baselines, compile_time
 from tests.conformance.fake_driver import gpus_called
+from tests.conformance.unavailable_baseline import UnavailableBaseline
 
 
 def test_modes_that_are_not_asked_for_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,10 +40,7 @@ def test_the_model_as_it_came_takes_no_compilers_turn(monkeypatch: pytest.Monkey
     monkeypatch.delenv("AUTOSCHED_COMPILE_LIMIT_S", raising=False)
     monkeypatch.setenv("AUTOSCHED_COMPILE_TOTAL_S", "80")
 
-    class Baseline:
-        def __init__(self, program: Any, constants: Any, kind: BaselineKind, *rest: Any, **options: Any) -> None:
-            self.kind = kind
-
+    class Baseline(UnavailableBaseline):
         def start(self) -> None:
             started.append(self.kind)
 
@@ -50,10 +48,7 @@ def test_the_model_as_it_came_takes_no_compilers_turn(monkeypatch: pytest.Monkey
             assert started == list(BaselineKind)  # the last one imports while the first one compiles
             limits_s[self.kind] = limit_s
             now[0] += 30.0
-            return Failure(FailureKind.UNAVAILABLE, "a double")
-
-        def close(self) -> None:
-            pass
+            return super().prepare(limit_s)
 
     monkeypatch.setattr(baselines, "CudaBaseline", Baseline)
     model, args = nn.ReLU(), (torch.ones(2),)
@@ -83,18 +78,10 @@ def test_processes_of_a_gpus_baselines_start_before_there_is_a_program(monkeypat
         def close(self) -> None:
             came.append("close")
 
-    class Baseline:
-        def __init__(self, program: Any, constants: Any, kind: BaselineKind, *rest: Any, worker: Any, **options: Any) -> None:
-            self.kind, given[kind] = kind, worker
-
-        def start(self) -> None:
-            pass
-
-        def prepare(self, limit_s: float) -> Failure:
-            return Failure(FailureKind.UNAVAILABLE, "a double")
-
-        def close(self) -> None:
-            pass
+    class Baseline(UnavailableBaseline):
+        def __init__(self, program: Any, constants: Any, kind: BaselineKind, settings: Any, *, worker: Any, **options: Any) -> None:
+            super().__init__(program, constants, kind, settings)
+            given[kind] = worker
 
     monkeypatch.setattr(baselines, "CudaBaseline", Baseline)
     monkeypatch.setattr(baselines, "new_baseline_worker", Process)

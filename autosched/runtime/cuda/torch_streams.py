@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from autosched.config import allocator_collects_garbage
 from autosched.core.errors import DeviceError
 from autosched.core.extents import overlaps_itself
 from autosched.runtime.cuda.captured import Span
@@ -27,8 +27,6 @@ from autosched.runtime.numerics import compare
 _cuda: Any = torch.cuda  # its Python side is not typed
 
 _CAPTURE_MODE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED, of a thread: it is forbidden nothing for the sake of captures
-# What PyTorch reads the allocator's settings from, when it starts.
-_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # One copy costs less than the fused call, and two cost as much.
 _CLONED_ONE_BY_ONE = 2
 # What PyTorch's kernel of the fused call has; asked for others, it raises.
@@ -149,7 +147,7 @@ class TorchStreams:
         An allocator that collects garbage frees what it has cached when a capture allocates, too, and no capture survives that: it is given
         back before.
         """
-        if any("garbage_collection_threshold" in os.environ.get(name, "") for name in _SETTINGS):
+        if allocator_collects_garbage():
             torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         generator = torch.cuda.default_generators[self.device.index]

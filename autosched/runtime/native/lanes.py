@@ -8,7 +8,6 @@ or fewer threads come than lanes there are, lanes have threads of their own, tho
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 import weakref
@@ -202,10 +201,10 @@ class NativePlan:
 
     def _without_team(self, inputs: Sequence[torch.Tensor], times: torch.Tensor | None, pool: LanePool) -> list[torch.Tensor]:
         """By a thread for each lane, or by the caller alone where there are none."""
-        if threads_are_real():
-            with contextlib.suppress(NoThreads):
-                return self._of_lanes.run(inputs, times, pool)
-        return self._of_caller.run(inputs, times, pool)
+        try:
+            return (self._of_lanes if threads_are_real() else self._of_caller).run(inputs, times, pool)
+        except NoThreads:
+            return self._of_caller.run(inputs, times, pool)
 
     @computed_once
     def _of_lanes(self) -> NativeProgram:

@@ -31,6 +31,7 @@ from autosched.runtime import current_device
 from autosched.runtime import load as loading
 from tests.conformance.command import run
 from tests.conformance.fake_driver import gpus_called
+from tests.conformance.unavailable_baseline import UnavailableBaseline
 
 
 @pytest.fixture
@@ -183,19 +184,10 @@ def test_a_process_that_sees_other_gpus_refuses() -> None:
 def test_baselines_run_on_the_same_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[SettingsBody] = []
 
-    class Baseline:
+    class Baseline(UnavailableBaseline):
         def __init__(self, program: Any, constants: Any, kind: Any, settings: SettingsBody, **options: Any) -> None:
-            self.kind = kind
+            super().__init__(program, constants, kind, settings)
             told.append(settings)
-
-        def start(self) -> None:
-            pass
-
-        def prepare(self, limit_s: float) -> Failure:
-            return Failure(FailureKind.UNAVAILABLE, "a double")
-
-        def close(self) -> None:
-            pass
 
     monkeypatch.setattr(baselines, "CudaBaseline", Baseline)
     model, args, device = nn.ReLU(), (torch.ones(2),), device_named("cuda:1")

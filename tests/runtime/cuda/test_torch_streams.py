@@ -120,15 +120,25 @@ def test_where_there_is_no_driver_no_stream_is_made(monkeypatch: pytest.MonkeyPa
     assert private_streams.private_stream(0, 0) == 0
 
 
+class Generator:
+    def graphsafe_get_state(self) -> str:
+        return ""
+
+    def graphsafe_set_state(self, state: str) -> None:
+        pass
+
+
+def streams_that_capture(monkeypatch: pytest.MonkeyPatch, graph: type) -> TorchStreams:
+    """Of a GPU that is not there: captures are those of ``graph``."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+    monkeypatch.setattr(torch.cuda, "default_generators", (Generator(),))
+    streams = object.__new__(TorchStreams)
+    streams.device, streams._generator = torch.device("cuda", 0), "nobody's"  # type: ignore[assignment]
+    return streams
+
+
 def test_a_capture_that_is_interrupted_as_it_begins_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     capturing = False
-
-    class Default:
-        def graphsafe_get_state(self) -> str:
-            return ""
-
-        def graphsafe_set_state(self, state: str) -> None:
-            pass
 
     class Graph:
         def __init__(self, keep_graph: bool = False) -> None:
@@ -144,11 +154,8 @@ def test_a_capture_that_is_interrupted_as_it_begins_is_ended(monkeypatch: pytest
             capturing = False
             raise RuntimeError("CUDA error: operation failed")
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    monkeypatch.setattr(torch.cuda, "default_generators", (Default(),))
-    streams = object.__new__(TorchStreams)
-    streams.device, streams._generator = torch.device("cuda", 0), "nobody's"  # type: ignore[assignment]
+    streams = streams_that_capture(monkeypatch, Graph)
     with pytest.raises(KeyboardInterrupt):
         streams.begin_capture((0, 1))
     assert not capturing
@@ -156,13 +163,6 @@ def test_a_capture_that_is_interrupted_as_it_begins_is_ended(monkeypatch: pytest
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", ""])
 def test_an_allocator_that_collects_garbage_has_none_left_when_a_capture_begins(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    class Default:
-        def graphsafe_get_state(self) -> str:
-            return ""
-
-        def graphsafe_set_state(self, state: str) -> None:
-            pass
-
     class Graph:
         def __init__(self, keep_graph: bool = False) -> None:
             pass
@@ -175,11 +175,8 @@ def test_an_allocator_that_collects_garbage_has_none_left_when_a_capture_begins(
         monkeypatch.delenv(setting, raising=False)
     if name:
         monkeypatch.setenv(name, "max_split_size_mb:64,garbage_collection_threshold:0.6")
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "default_generators", (Default(),))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
-    streams = object.__new__(TorchStreams)
-    streams.device, streams._generator = torch.device("cuda", 0), ""  # type: ignore[assignment]
+    streams = streams_that_capture(monkeypatch, Graph)
     streams.begin_capture((0, 1))
     assert done == (["emptied", "began"] if name else ["began"])
 
