@@ -137,6 +137,8 @@ class DynamoGraph(torch.nn.Module):
         self.graph = graph = _with_numbers(graph, self._numbers) if numbers else graph
         # Not eval(): a graph that holds modules of the user's holds the user's own.
         self.training = graph.training = False
+        for part in _functions_of(graph):
+            part.training = False
         self._keys: list[str | None] = [None] * len(inputs.names)
         for position, tensor in zip(inputs.static, static, strict=True):
             key = f"{inputs.names[position]}_{position}"
@@ -155,6 +157,15 @@ class DynamoGraph(torch.nn.Module):
         if position in self._numbers:
             return self._numbers[position]
         return next(left) if key is None else getattr(self, key)
+
+
+def _functions_of(graph: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
+    """Graphs that Dynamo has made of functions which operators are given, as FlexAttention is; and those of them."""
+    for node in graph.graph.nodes:
+        part = getattr(graph, node.target, None) if node.op == "get_attr" else None
+        if isinstance(part, torch.fx.GraphModule):
+            yield part
+            yield from _functions_of(part)
 
 
 def _with_numbers(graph: torch.fx.GraphModule, numbers: Mapping[int, float]) -> torch.fx.GraphModule:

@@ -21,6 +21,7 @@ from autosched.capture.custom import run_twice
 from autosched.capture.draft import Draft
 from autosched.capture.dynamo import DynamoGraph
 from autosched.capture.export_reader import ExportReader
+from autosched.capture.flex_attention import flex_attention_spelled_out
 from autosched.capture.functional import make_functional, spell_out
 from autosched.capture.held_inputs import hold_inputs
 from autosched.capture.leftovers import attributes_kept
@@ -121,10 +122,12 @@ def lower_draft(draft: Draft, chosen: Lowering, target: str = "", structure: str
 
 
 def exported_program(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, *, for_compiler: bool = False
 ) -> tuple[ExportedProgram, tuple[Any, ...], dict[str, Any], tuple[TensorSpec, ...]]:
     """What ``torch.export`` makes of a model as it came, the call as that takes it (objects are nodes of PyTorch's trees), and how the
     tensors of the model's own answer are laid out, as ``rehearse`` says it.
+
+    ``for_compiler``: leave whole what only a compiler makes one kernel of.
 
     Raises:
         UnsupportedGraph: as :func:`capture`.
@@ -135,7 +138,8 @@ def exported_program(
     with as_they_came(model):
         # A graph of Dynamo's keeps nothing outside of itself: whatever does, Dynamo has traced already.
         answered = () if isinstance(model, DynamoGraph) else rehearse(model, args, given)
-        return _export(model, args, given), args, given, answered
+        with contextlib.nullcontext() if for_compiler else flex_attention_spelled_out():
+            return _export(model, args, given), args, given, answered
 
 
 def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
@@ -238,7 +242,8 @@ def _lay_out(draft: Draft, answered: tuple[TensorSpec, ...]) -> int:
 
 def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The same arguments, each a dense tensor of its own: export takes one given twice for one input, no call is laid out as one that was
-    expanded, and of one with a size that is marked as open (``mark_dynamic``) export would leave it open.
+    expanded, of one with a size that is marked as open (``mark_dynamic``) export would leave it open, and of a view it takes the memory
+    behind it to be of any size, at which some operators fail.
 
     Raises:
         UnsupportedGraph: if one is sparse, nested, without values, or of a class of its own; or a number or text that is more than that (a
@@ -272,7 +277,7 @@ def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[An
             )
         if id(leaf) in seen:
             leaves[place] = leaf.detach().clone()
-        elif any(name.startswith("_dynamo_") for name in vars(leaf)):
+        elif leaf._is_view() or any(name.startswith("_dynamo_") for name in vars(leaf)):
             leaves[place] = leaf.detach()
         if leaf.layout is torch.strided and spec_of(leaf).overlaps:
             leaves[place] = leaf.detach().contiguous()

@@ -9,7 +9,7 @@ from functools import partial
 
 from autosched.capture.custom import layouts_of, restore_custom_layouts
 from autosched.capture.draft import Draft
-from autosched.capture.passes.attention import settle_masks
+from autosched.capture.passes.attention import drop_idle_fills, settle_masks
 from autosched.capture.passes.batch_norm import fold_batch_norm, whole_batch_norms
 from autosched.capture.passes.channels_last import prefer_channels_last
 from autosched.capture.passes.common_calls import eliminate_common_calls
@@ -57,6 +57,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("drop_identities", drop_identities),
     Pass("eliminate_common_calls", eliminate_common_calls),
     Pass("fold_constants", fold_constants),
+    Pass("drop_idle_fills", drop_idle_fills),
     Pass("settle_masks", settle_masks, changes_values=True, only_on="cuda"),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
     Pass("whole_batch_norms", whole_batch_norms, only_on="cuda"),

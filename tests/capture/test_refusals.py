@@ -385,18 +385,6 @@ def test_quantised_and_nested_tensors_are_refused_with_what_to_use_instead():
         capture(Jagged(), (torch.randn(3, 2),))
 
 
-class Flex(nn.Module):
-    def forward(self, q):
-        from torch.nn.attention.flex_attention import flex_attention
-
-        return flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score + i - j)
-
-
-def test_flex_attention_is_refused_with_what_to_use_instead():
-    with pytest.raises(UnsupportedGraph, match=r"flex_attention.*scaled_dot_product_attention"):
-        capture(Flex(), (torch.randn(1, 1, 128, 16),))
-
-
 @pytest.mark.parametrize("known", [True, False])
 def test_a_triton_kernel_of_the_models_own_is_named_with_what_to_register_it_with(known, monkeypatch):
     def my_kernel():

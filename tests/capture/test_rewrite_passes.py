@@ -6,7 +6,7 @@ from torch import nn
 
 from autosched.capture.draft import Draft, contiguous_strides
 from autosched.capture.export import capture, draft_of
-from autosched.capture.passes.attention import settle_masks
+from autosched.capture.passes.attention import drop_idle_fills, settle_masks
 from autosched.capture.passes.batch_norm import fold_batch_norm, whole_batch_norms
 from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
@@ -69,6 +69,11 @@ def test_a_sum_with_zero_stays_where_it_changes_a_sign():
 
     draft = check(Apply(run), (torch.tensor([-0.0, 1.0]), torch.tensor([3, 0])), drop_identities, expected=2)
     assert kinds(draft) == ["add", "reciprocal", "sub", "neg", "neg"]
+
+
+def test_elements_repeated_once_go():
+    draft = check(Apply(lambda m, x: x.repeat_interleave(1, dim=1).relu()), (torch.randn(2, 4),), drop_identities, expected=1)
+    assert kinds(draft) == ["relu"]
 
 
 def test_look_alikes_of_identities_stay():
@@ -417,6 +422,29 @@ def test_a_mask_that_hides_nothing_goes_and_a_causal_one_is_called_so():
     # Fewer rows than columns: is_causal would count from the other corner than many models do.
     draft = check(Apply(attend(lambda m, q: torch.ones(2, 4, dtype=torch.bool).tril())), attention_inputs(2), settled, expected=1)
     assert draft.nodes[-1].argument("is_causal") is False
+
+
+def unfilled(draft: Draft) -> int:
+    fold_constants(draft)
+    draft.observe()
+    return drop_idle_fills(draft)
+
+
+def test_filling_nothing_goes_where_that_is_so_in_every_run():
+    def run(m, x, hidden):
+        nowhere, somewhere = torch.arange(4) < 0, torch.arange(4) < 1
+        return x.exp().masked_fill(nowhere, 3.0).relu(), x.masked_fill(somewhere, 3.0).relu(), x.masked_fill(hidden, 3.0).relu()
+
+    draft = check(Apply(run), (torch.randn(2, 4), torch.zeros(4, dtype=torch.bool)), unfilled, expected=1)
+    assert kinds(draft).count("masked_fill") == 2
+
+
+def test_filling_nothing_stays_where_it_makes_another_shape_or_leaves_the_model():
+    def run(m, x):
+        nowhere = torch.arange(8).view(2, 4) < 0
+        return x.masked_fill(nowhere, 3.0).relu(), x.masked_fill(nowhere[0], 3.0)
+
+    check(Apply(run), (torch.randn(4),), unfilled, expected=0)
 
 
 def test_other_masks_become_dense_numbers_once():

@@ -1,10 +1,11 @@
-"""Masks of attention that are the same in every run, in the form that a GPU's fused kernels take."""
+"""Masks of attention that are the same in every run: in the form that a GPU's fused kernels take, and what they leave to be filled."""
 
 from __future__ import annotations
 
 import torch
 
 from autosched.capture.draft import Draft, Node, call
+from autosched.capture.passes.identities import drop_unchanged
 from autosched.core.program import ConstantSource, Ref
 
 _ATTENTION = "aten::scaled_dot_product_attention"
@@ -40,6 +41,23 @@ def settle_masks(draft: Draft) -> int:
         settled += 1
     draft.remove_dead()
     return settled
+
+
+def drop_idle_fills(draft: Draft) -> int:
+    """Drop ``masked_fill`` where its mask says nowhere, in every run: zeros for queries that see nothing, of which there are none."""
+    fixed = draft.fixed_values()
+    idle: dict[int, bool] = {}
+
+    def given_back(node: Node) -> int | None:
+        mask = node.tensor("mask") if node.kind == "aten::masked_fill" else None
+        if mask is None or mask not in fixed:
+            return None
+        if mask not in idle:
+            known = _value_of(draft, mask)
+            idle[mask] = known is not None and not bool(known.any())
+        return _tensor(node, "self") if idle[mask] else None
+
+    return drop_unchanged(draft, given_back)
 
 
 def _is_causal(mask: torch.Tensor, draft: Draft, node: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import copysign
 
 import torch
@@ -15,9 +16,10 @@ _SAME_WHEN_SAME_SHAPE = frozenset(
     {
         "aten::view", "aten::_unsafe_view", "aten::reshape", "aten::expand", "aten::permute", "aten::transpose", "aten::slice",
         "aten::squeeze", "aten::unsqueeze", "aten::flatten", "aten::to", "aten::_to_copy", "aten::contiguous", "aten::clone",
-        "aten::repeat", "aten::alias", "aten::expand_as", "aten::view_as", "aten::type_as", "aten::detach",
+        "aten::repeat", "aten::repeat_interleave", "aten::alias", "aten::expand_as", "aten::view_as", "aten::type_as", "aten::detach",
     }
 )  # fmt: skip
+_OTHER_NUMBERS = ("aten::view.dtype", "aten::repeat_interleave.self_Tensor", "aten::repeat_interleave.Tensor")
 # The scalar that changes nothing, and the name of the argument that holds it. Not +0.0 for a sum: it makes +0.0 of -0.0.
 _NEUTRAL: dict[str, tuple[str, float]] = {
     "aten::add": ("other", -0.0), "aten::sub": ("other", 0.0), "aten::mul": ("other", 1), "aten::div": ("other", 1),
@@ -30,12 +32,23 @@ def drop_identities(draft: Draft) -> int:
 
     A copy stays if it leaves the model, whole or as a view, or if the model changes the memory it was taken from.
     """
+    return drop_unchanged(draft, lambda node: _candidate(node, draft))
+
+
+def drop_unchanged(draft: Draft, given_back: Callable[[Node], int | None]) -> int:
+    """Drop calls that give back an argument, laid out as it is, by ``given_back``; how many. Copies stay as for :func:`drop_identities`.
+
+    Args:
+        given_back: the value whose numbers a call gives back, or ``None`` if it computes something.
+    """
     leaving = draft.leaving()
     written = {draft.storage[value] for node in draft.nodes for value in node.mutates()}
     mapping: dict[int, int] = {}
     for node in draft.nodes:
-        source = _unchanged(node, draft)
-        if source is None:
+        if len(node.outputs) != 1 or node.outputs[0] < 0 or node.mutates():
+            continue
+        source = given_back(node)
+        if source is None or not same_layout(draft.specs[source], draft.specs[node.outputs[0]]):
             continue
         made = node.outputs[0]
         copies = draft.storage[made] != draft.storage[source]
@@ -47,17 +60,8 @@ def drop_identities(draft: Draft) -> int:
     return len(mapping)
 
 
-def _unchanged(node: Node, draft: Draft) -> int | None:
-    """Value id that the call gives back, or None if it computes something."""
-    if len(node.outputs) != 1 or node.outputs[0] < 0 or node.mutates():
-        return None
-    source = _candidate(node, draft)
-    if source is None or not same_layout(draft.specs[source], draft.specs[node.outputs[0]]):
-        return None
-    return source
-
-
 def _candidate(node: Node, draft: Draft) -> int | None:
+    """Value id whose numbers the call gives back, if its layout is the same, or None."""
     first = node.args[0] if node.args else None
     if node.kind == "aten::cat" and isinstance(first, list) and len(first) == 1 and isinstance(first[0], Ref):
         return first[0].value
@@ -65,7 +69,7 @@ def _candidate(node: Node, draft: Draft) -> int | None:
         return None
     if node.kind in _DROPOUTS and (node.argument("train") is False or node.argument("p") == 0):
         return first.value
-    if node.kind in _SAME_WHEN_SAME_SHAPE and node.target != "aten::view.dtype":
+    if node.kind in _SAME_WHEN_SAME_SHAPE and node.target not in _OTHER_NUMBERS:
         return first.value
     if node.kind in _NEUTRAL:
         name, neutral = _NEUTRAL[node.kind]
