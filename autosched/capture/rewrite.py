@@ -58,7 +58,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("eliminate_common_calls", eliminate_common_calls),
     Pass("fold_constants", fold_constants),
     Pass("drop_idle_fills", drop_idle_fills),
-    Pass("settle_masks", settle_masks, changes_values=True, only_on="cuda"),
+    Pass("settle_masks", settle_masks, changes_values=True),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
     Pass("whole_batch_norms", whole_batch_norms, only_on="cuda"),
     Pass("channels_last", prefer_channels_last, changes_values=True, only_on="cuda"),

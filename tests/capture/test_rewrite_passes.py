@@ -16,6 +16,7 @@ from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.core.program import Ref
 from autosched.core.variants import Lowering
+from autosched.runtime.kernels import bind
 from tests.conformance.apply import Apply
 
 
@@ -460,6 +461,22 @@ def test_other_masks_become_dense_numbers_once():
     assert settle_masks(draft) == 0
 
 
+def test_a_cpu_keeps_booleans_and_is_told_what_they_say():
+    def run(m, q, k, v):
+        attend, whole = nn.functional.scaled_dot_product_attention, torch.ones(4, 4, dtype=torch.bool)
+        some = torch.arange(4) > 0
+        return attend(q, k, v, attn_mask=whole), attend(q, k, v, attn_mask=whole.tril()), attend(q, k, v, attn_mask=some.expand(4, 4))
+
+    model = Apply(run).eval()
+    for lowering in (Lowering.REWRITTEN, Lowering.FUSED):
+        captured = capture(model, attention_inputs(), lowering=lowering)
+        (report,) = [report for report in captured.rewrites if report.name == "settle_masks"]
+        assert report.applied == 2
+    inputs = attention_inputs()
+    for made, expected in zip(bind(captured.program, captured.constants).run(inputs), model(*inputs), strict=True):
+        torch.testing.assert_close(made, expected)
+
+
 def test_a_mask_that_a_buffer_or_an_input_decides_keeps_its_values():
     class Held(nn.Module):
         def __init__(self) -> None:
@@ -475,12 +492,12 @@ def test_a_mask_that_a_buffer_or_an_input_decides_keeps_its_values():
     check(Apply(given), attention_inputs(), settled, expected=0)
 
 
-def test_masks_are_settled_for_a_gpu_only():
-    model = Apply(attend(lambda m, q: torch.ones(4, 4, dtype=torch.bool))).eval()
-    for target, left in (("cpu", True), ("cuda", False)):
+def test_other_masks_become_numbers_for_a_gpu_only():
+    model = Apply(attend(lambda m, q: (torch.arange(4) > 0).expand(4, 4))).eval()
+    for target, dtype in (("cpu", "bool"), ("cuda", "float32")):
         program = capture(model, attention_inputs(), target=target).program
-        calls = [call for item in program.graph.operators for call in item.calls if "scaled_dot" in call.target]
-        assert any(len(call.args) > 3 and call.args[3] is not None for call in calls) is left
+        (call,) = [call for item in program.graph.operators for call in item.calls if "scaled_dot" in call.target]
+        assert program.graph.values[call.args[3].value].spec.dtype == dtype
 
 
 @pytest.mark.parametrize("lowering", [Lowering.ATEN, Lowering.REWRITTEN])

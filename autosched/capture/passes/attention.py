@@ -1,4 +1,4 @@
-"""Masks of attention that are the same in every run: in the form that a GPU's fused kernels take, and what they leave to be filled."""
+"""Masks of attention that are the same in every run: in the form that fused kernels take best, and what they leave to be filled."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ _ATTENTION = "aten::scaled_dot_product_attention"
 
 
 def settle_masks(draft: Draft) -> int:
-    """Drop a mask that hides nothing, say *causal* in the place of a causal one, and make any other one dense, of the query's type.
+    """Drop a mask that hides nothing, say *causal* in the place of a causal one, and on a GPU make any other one dense, of the query's type.
 
-    Tracing keeps a mask that a model leaves out when it runs eagerly. Where its last dimension is expanded (stride 0), as masks made by
-    tracing are, PyTorch falls back from one fused kernel to a dozen small ones; and a mask of booleans is converted at every call.
-    What a mask's values tell is used only where no parameter or buffer has a part in them: those may change.
+    Tracing keeps a mask that a model leaves out when it runs eagerly. A CPU's kernel then converts it at every call, and
+    computes what a causal one hides. On a GPU, where the mask's last dimension is expanded (stride 0), as of masks made by tracing, PyTorch
+    falls back from one fused kernel to a dozen small ones; and a mask of booleans is converted at every call there as well. What a mask's
+    values tell is used only where no parameter or buffer has a part in them: those may change.
     """
     fixed = draft.fixed_values()
     settled = 0
@@ -31,7 +32,7 @@ def settle_masks(draft: Draft) -> int:
         elif known is not None and _is_causal(known, draft, node):
             _set(node, "attn_mask", None)
             _set(node, "is_causal", True)
-        elif not _is_ready(draft, mask):
+        elif draft.target != "cpu" and not _is_ready(draft, mask):
             query = draft.specs[_tensor(node, "query")].dtype
             if (mask, query) not in dense:
                 dense[mask, query] = _densified(draft, node, mask, query)
