@@ -21,7 +21,7 @@ from autosched.capture.custom import run_twice
 from autosched.capture.draft import Draft
 from autosched.capture.dynamo import DynamoGraph
 from autosched.capture.export_reader import ExportReader
-from autosched.capture.flex_attention import flex_attention_spelled_out
+from autosched.capture.flex_attention import flex_attention_spelled_out, require_no_block_mask
 from autosched.capture.functional import make_functional, spell_out
 from autosched.capture.held_inputs import hold_inputs
 from autosched.capture.leftovers import attributes_kept
@@ -246,8 +246,8 @@ def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[An
     behind it to be of any size, at which some operators fail.
 
     Raises:
-        UnsupportedGraph: if one is sparse, nested, without values, or of a class of its own; or a number or text that is more than that (a
-            member of an enumeration, a number of NumPy's): written down it is another, and no call would be like it.
+        UnsupportedGraph: if one is sparse, nested, without values, of a class of its own, or a ``BlockMask``; or a number or text that is
+            more than that (a member of an enumeration, a number of NumPy's): written down it is another, and no call would be like it.
     """
     leaves, spec = tree_flatten(call)
     seen: set[int] = set()
@@ -258,6 +258,7 @@ def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[An
                 f"Give {plain}, or keep it in the model."
             )
         if not isinstance(leaf, torch.Tensor):
+            require_no_block_mask(leaf)
             continue
         if leaf.is_nested:
             raise UnsupportedGraph("an example input is a nested tensor; expected a dense one. Pad it to a fixed size, with a mask.")

@@ -10,6 +10,7 @@ All private interfaces of PyTorch for that are in this file; where one of them i
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from autosched.core.errors import UnsupportedGraph
 
 
 @contextmanager
@@ -30,6 +33,20 @@ def flex_attention_spelled_out() -> Iterator[None]:
         return
     with operator.standing_in():
         yield
+
+
+def require_no_block_mask(leaf: object) -> None:
+    """Refuse a ``BlockMask`` in a call: what it shows is a Python function, and nothing says that the next call's is the same.
+
+    Raises:
+        UnsupportedGraph: if ``leaf``, an argument, is one.
+    """
+    module = sys.modules.get("torch.nn.attention.flex_attention")
+    if module is not None and isinstance(leaf, getattr(module, "BlockMask", ())):
+        raise UnsupportedGraph(
+            "an example input is a BlockMask, whose mask is a Python function; expected tensors, numbers and text. Make it in the model: "
+            "call create_block_mask in forward, on the tensors that the mask reads, or once where the model is built."
+        )
 
 
 class _Written:
@@ -65,7 +82,14 @@ class _Written:
             self._kind.__call__ = self._called  # type: ignore[method-assign]
 
     def _spelled_out(
-        self, query: Tensor, key: Tensor, value: Tensor, score_mod: Callable[..., Tensor], block_mask: tuple[Any, ...], scale: float, *rest: Any
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        score_mod: Callable[..., Tensor],
+        block_mask: tuple[Any, ...],
+        scale: float,
+        *rest: Any,
     ) -> tuple[Tensor, ...]:
         """The arguments of the operator; attention, and two statistics of the scores, which are dead code where nobody asks for them."""
         attention, *statistics = self._formula(query, key, value, score_mod, block_mask, scale, *rest)

@@ -144,7 +144,9 @@ def test_a_graph_of_dynamos_has_its_functions_in_inference_mode():
 
     def backend(graph, examples):
         static = inputs_of(graph, examples)
-        found.append((DynamoGraph(graph, static, [examples[index] for index in static.static]), [examples[index] for index in static.given]))
+        found.append(
+            (DynamoGraph(graph, static, [examples[index] for index in static.static]), [examples[index] for index in static.given])
+        )
         return graph.forward
 
     model, example = Biased().eval(), heads()
@@ -172,6 +174,15 @@ def test_it_is_spelled_out_in_the_thread_that_exports_and_only_meanwhile():
     with pytest.raises(ZeroDivisionError), flex_attention_spelled_out():
         raise ZeroDivisionError
     assert type(OPERATOR).__call__ is called
+
+
+def test_a_block_mask_in_the_call_is_refused_with_where_to_make_it():
+    class Given(nn.Module):
+        def forward(self, q, k, v, mask):
+            return flex_attention(q, k, v, block_mask=mask)
+
+    with pytest.raises(UnsupportedGraph, match=r"BlockMask.*create_block_mask in forward"):
+        capture(Given().eval(), (*heads(), Window().mask))
 
 
 def test_a_pytorch_that_has_it_otherwise_has_such_models_refused(monkeypatch):
