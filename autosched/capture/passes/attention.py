@@ -12,7 +12,7 @@ _ATTENTION = "aten::scaled_dot_product_attention"
 
 
 def settle_masks(draft: Draft) -> int:
-    """Drop a mask that hides nothing, say *causal* in the place of a causal one, and on a GPU make any other one dense, of the query's type.
+    """Drop a mask that hides nothing, say *causal* in the place of a causal one, and on a GPU make others dense, of the query's type.
 
     Tracing keeps a mask that a model leaves out when it runs eagerly. A CPU's kernel then converts it at every call, and
     computes what a causal one hides. On a GPU, where the mask's last dimension is expanded (stride 0), as of masks made by tracing, PyTorch
