@@ -18,7 +18,7 @@ from autosched.pipeline.budget import budget_for
 from autosched.pipeline.bundles import check, read, trace
 from autosched.pipeline.cache import remember
 from autosched.pipeline.call_times import bench_paused
-from autosched.pipeline.request import TUNED, check_request, folder_of, moved_note, names_of_strategies, where_to_measure
+from autosched.pipeline.request import TUNED, check_request, folder_of, mode_note, moved_note, names_of_strategies, where_to_measure
 from autosched.pipeline.result import Tuned, check_writable
 from autosched.pipeline.shapes import TunedShapes, tune_shapes
 from autosched.runtime.attribute_tensors import tensors_kept
@@ -212,6 +212,6 @@ def _run(
     finally:
         drop_searches()
     left_out = left_out_sentence(outcome.left_out, options.budget.total_s)
-    said = [began_beside, note, lanes_note, left_out, moved_note(outcome.device, model, args, kwargs)]
+    said = [began_beside, note, lanes_note, left_out, moved_note(outcome.device, model, args, kwargs), mode_note(model)]
     notes = (*outcome.report.notes, *filter(None, said))
     return dataclasses.replace(outcome, report=dataclasses.replace(outcome.report, notes=notes, stages=clock.times()))

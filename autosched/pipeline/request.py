@@ -108,3 +108,11 @@ def moved_note(device: Device, model: torch.nn.Module, args: Sequence[Any], kwar
     if device_named(str(home)).key == device.key:
         return f"{moved}, a GPU of the same kind: the schedule is for both"
     return f"{moved}, another kind of GPU ({device.key.name}): the schedule is for that one, and is refused where the model is"
+
+
+def mode_note(model: torch.nn.Module) -> str:
+    """What a reader of the report should know where ``load`` would not take the model as it is now; else nothing."""
+    from autosched.runtime.weights import part_in_training
+
+    training = part_in_training(model)
+    return f"{training} is in training mode, in which load() runs the original model; call model.eval() before load()" if training else ""

@@ -39,7 +39,7 @@ from autosched.runtime.shapes import find_buckets
 from autosched.runtime.shapes_padding import Padding
 from autosched.runtime.slot import Slot
 from autosched.runtime.verdict import GRAVEST_FIRST, Compatibility, Verdict, check_bundle
-from autosched.runtime.weights import UnwatchableModel, modules_with_a_mode
+from autosched.runtime.weights import UnwatchableModel, part_in_training
 
 __all__ = ["FallbackWarning", "LoadReport", "LoadedModel", "ShapeReport", "load"]
 
@@ -209,9 +209,7 @@ def _open(
     facts.verdicts = [check_bundle(bundle, *host, model) for bundle in facts.bundles]
     facts.bundles = [for_engine(bundle, host[1].engine) for bundle in facts.bundles]
     # Before the model is run to compare: a batch norm in training mode would change its statistics.
-    switched = next((module for module in modules_with_a_mode(model) if module.training), None)
-    if switched is not None:
-        training = next(name for name, module in model.named_modules() if module is switched) or "the model"
+    if training := part_in_training(model):
         raise IncompatibleArtifact(
             label, [f"mode: tuned in eval mode, but {training} is in training mode; call model.eval() before load()"], what_to_do=""
         )

@@ -264,6 +264,14 @@ def in_its_code(program: Program, kind: str) -> bool:
     return program.lowering in WHOLE and (program.frozen or kind == "cpu")
 
 
+def part_in_training(model: torch.nn.Module) -> str:
+    """The first module in training mode, by its name in ``model``, which itself is ``the model``; empty if there is none."""
+    switched = next((module for module in modules_with_a_mode(model) if module.training), None)
+    if switched is None:
+        return ""
+    return next(name for name, module in model.named_modules() if module is switched) or "the model"
+
+
 def modules_with_a_mode(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Modules that ``train()`` and ``eval()`` switch, each once.
 

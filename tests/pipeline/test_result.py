@@ -8,10 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+import autosched
 from autosched.core.errors import UsageError
 from autosched.core.schedule import sequential
 from autosched.device.compiled_baseline import ModelSource, from_zoo
+from autosched.pipeline.request import mode_note
 from autosched.pipeline.result import BUILT_BATCH, Tuned
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches, two_branches_program
@@ -59,3 +62,13 @@ def _tuned(source: ModelSource | None) -> Tuned:
     )  # fmt: skip
     options: Any = SimpleNamespace(dtype=None, effort="quick", name="autosched:toy", seed=0, source=source)
     return Tuned(outcome, options)
+
+
+def test_who_tunes_a_model_in_training_mode_is_told_what_load_will_do() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
+    assert mode_note(model) == ""
+    model[1].train()
+    report = autosched.tune(model, (torch.randn(2, 4),), device="cpu", budget_s=1.0, lowering="aten").report
+    (note,) = [note for note in report.notes if "training mode" in note]
+    assert note.startswith("1 is in training mode")
+    assert mode_note(model.train()).startswith("the model is in training mode")
