@@ -8,7 +8,7 @@ kernel throws.
 
 The line is part of what is hashed: kernels built here and kernels that ``torch.compile`` builds never share a cache entry.
 
-Within the same block the text of kernels is revised, too (``cpp_source``).
+Within the same block the text of kernels is revised, too (``cpp_source``), and files in Inductor's cache are checked (``cache_files``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from autosched.core.forks import RenewedLock
+from autosched.runtime.inductor.cache_files import cache_files_checked
 from autosched.runtime.inductor.cpp_source import divides_integers, revised
 
 _HOLDS_LOCK = "kernel({}); Py_RETURN_NONE;"
@@ -55,7 +56,7 @@ def kernels_release_gil() -> Iterator[bool]:
         Whether it takes effect; ``False`` where this PyTorch writes its bindings in another way: kernels are right there, and run one
         at a time.
     """
-    with _patching.lock:
+    with _patching.lock, cache_files_checked():
         cache = _binding_cache()
         if cache is None:
             yield False

@@ -11,6 +11,7 @@ import msgspec
 from autosched.core.from_outside import let_through
 from autosched.runtime.compiler_files import let_inductor_write
 from autosched.runtime.host_key import numerics_key
+from autosched.runtime.inductor.cache_files import cache_files_checked
 from autosched.runtime.inductor.hung import asking_compilers
 from autosched.runtime.inductor.unfinished import remove_unfinished
 
@@ -56,7 +57,7 @@ def settings_digest(kind: str) -> str:
         if kind == "cpu":
             from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-            with asking_compilers():
+            with asking_compilers(), cache_files_checked():
                 isa = f"{pick_vec_isa()} {inductor_config.cpp.cxx}"
     except Exception as error:
         let_through(error)
