@@ -30,6 +30,7 @@ FORMAT = "autosched.costmodel"
 SCHEMA = 1
 LARGEST_BYTES = 1 << 30
 """A file beyond this is not one of ours; it is not read."""
+_AGAIN = "train again on the stored runs with 'autosched train'"
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,7 +185,7 @@ def _read_card(folder: Path) -> tuple[str, Card]:
     elif manifest.features != PAIR_FEATURES:
         differences.append(f"features: {', '.join(sorted(set(manifest.features) ^ set(PAIR_FEATURES))) or 'another order'} differ")
     if differences:
-        raise IncompatibleArtifact(str(folder), [*differences, "train again on the stored runs with 'autosched train'"])
+        raise IncompatibleArtifact(str(folder), differences, f"{_AGAIN.capitalize()}.")
     return manifest.model, card
 
 
@@ -199,7 +200,8 @@ def _read_manifest(folder: Path) -> _Manifest:
     if version.format != FORMAT:
         raise ArtifactCorrupt(str(path), f"its format is {version.format!r}; expected {FORMAT!r}")
     if version.schema > SCHEMA:
-        raise IncompatibleArtifact(str(path), [f"schema: {version.schema} there, at most {SCHEMA} here (install a newer autosched)"])
+        difference = f"schema: {version.schema} there, at most {SCHEMA} here"
+        raise IncompatibleArtifact(str(path), [difference], f"Install a newer autosched, or {_AGAIN}.")
     try:
         manifest = decode_json(content, _Manifest)
     except msgspec.DecodeError as error:

@@ -262,7 +262,10 @@ class Journal:
                 return None
             version = decode_json(body, _Version).schema
             if version > SCHEMA:
-                raise IncompatibleArtifact(str(self._path), [f"schema: {version} there, at most {SCHEMA} here (install a newer autosched)"])
+                difference = f"schema: {version} there, at most {SCHEMA} here"
+                raise IncompatibleArtifact(
+                    str(self._path), [difference], "Install a newer autosched, or set AUTOSCHED_CACHE to another folder."
+                )
             return decode_json(body, _Entry)
         except msgspec.DecodeError:
             return None

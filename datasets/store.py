@@ -204,7 +204,8 @@ class Store:
             metadata = file.schema_arrow.metadata or {}
             version = int(metadata.get(b"autosched.schema", b"0"))
             if version > SCHEMA:
-                raise IncompatibleArtifact(str(part), [f"schema: {version} there, at most {SCHEMA} here (install a newer autosched)"])
+                difference = f"schema: {version} there, at most {SCHEMA} here"
+                raise IncompatibleArtifact(str(part), [difference], "Install a newer autosched, or name another folder of runs.")
             if metadata.get(b"autosched.table", b"").decode() != table:
                 _put_aside(part, f"it is not a part of table {table}")
                 return None

@@ -79,7 +79,9 @@ class ArtifactError(AutoschedError):
     exit_code = 4
 
 
-_OWN_FILE = "a file written by autosched; make it again (for a schedule: 'autosched tune')"
+_OWN_FILE = (
+    "a file written by autosched; make it again (a schedule: 'autosched tune', runs: 'autosched collect', a cost model: 'autosched train')"
+)
 
 
 class ArtifactCorrupt(ArtifactError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autosched.config import measurements_dir, runs_dir
-from autosched.core.errors import AutoschedError
+from autosched.core.errors import AutoschedError, IncompatibleArtifact
 from autosched.core.graph import OpGraph
 from autosched.core.records import Contamination, Engine, Failure, PairRecord, ScheduleRecord, SoloRecord
 from autosched.core.scratch import Scratch
@@ -55,6 +55,9 @@ def open_journal(scope: Scope, *, private: bool) -> Journal:
         except OSError as error:
             # A job must not fail for want of a place to remember in; it only cannot be resumed.
             _log.warning("measurements are not kept: %s cannot be written (%s); set AUTOSCHED_CACHE to a folder that can", path, error)
+        except IncompatibleArtifact as error:
+            # Several versions may share one cache folder.
+            _log.warning("measurements are not kept, nor those of earlier jobs used: %s", error)
     return _private_journal(path.name, scope)
 
 
@@ -116,7 +119,7 @@ def remember_runs(
             [*rows, *timed, GraphRow(family_of(model), model, graph), limits_row(device.scope, model, graph, limits)]
         )
     except (OSError, MemoryError, AutoschedError) as error:
-        _log.warning("what was measured is not kept for training: %s", error)
+        _log.warning("what was measured is not kept for training: %s", str(error) or "there was no memory for it")
         return None
     return folder
 

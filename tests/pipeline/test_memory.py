@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from pathlib import Path
 
 import pyarrow
 import pytest
 
+from autosched.config import measurements_dir
 from autosched.core.graph import OpGraph
 from autosched.core.records import Contamination, DeviceKey, PairRecord, Samples, SoftwareKey, SoloRecord
 from autosched.datasets.facts import DeviceFacts
@@ -15,7 +17,7 @@ from autosched.datasets.journal import Scope
 from autosched.datasets.schema import ScopeRow
 from autosched.datasets.store import Store
 from autosched.device.base import Limits
-from autosched.pipeline.memory import Measured, remember_runs
+from autosched.pipeline.memory import Measured, open_journal, remember_runs
 from tests.conformance.programs import branches_program
 
 KEY = DeviceKey("cuda", "a device", (("sm_count", "32"),))
@@ -62,13 +64,35 @@ def test_a_cache_that_cannot_be_written_is_a_warning(
     assert "not kept" in caplog.text
 
 
-def test_want_of_memory_to_write_with_is_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"), [(pyarrow.ArrowMemoryError("malloc of size 192 failed"), "malloc of size 192 failed"), (MemoryError(), "no memory")]
+)
+def test_want_of_memory_to_write_with_is_a_warning(
+    error: MemoryError, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def refuse(*_: object) -> None:
-        raise pyarrow.ArrowMemoryError("malloc of size 192 failed")
+        raise error
 
     monkeypatch.setattr(Store, "append", refuse)
     assert remember_nothing() is None
-    assert "malloc of size 192 failed" in caplog.text
+    assert said in caplog.text
+
+
+def test_a_journal_of_a_newer_autosched_is_left_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    scope = Scope(KEY, SoftwareKey(()))
+    path = measurements_dir() / f"{scope.digest}.jsonl"
+    path.parent.mkdir(parents=True)
+    body = b'{"schema":99,"something":"new"}'
+    newer = b'{"check":"%s","entry":%s}\n' % (hashlib.sha256(body).hexdigest()[:16].encode(), body)
+    path.write_bytes(newer)
+    record = SoloRecord("a", 1, samples(10.0), Contamination(0.0))
+    with open_journal(scope, private=False) as journal:
+        journal.add(record)
+    assert journal.solo("a", 1) == record
+    assert path.read_bytes() == newer
+    assert str(path) in caplog.text
+    assert "schema: 99" in caplog.text
+    assert "newer autosched" in caplog.text
 
 
 def remember_nothing() -> Path | None:
