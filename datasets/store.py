@@ -48,6 +48,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._known: dict[Path, frozenset[str]] = {}
+        self._passed_over: set[Path] = set()
 
     @classmethod
     def create(cls, folder: Path) -> Store:
@@ -174,6 +175,9 @@ class Store:
         place = self.folder / table / f"part-{hashlib.sha256(content).hexdigest()}.parquet"
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
+            if os.path.lexists(place) and not place.is_file():
+                # A folder, or a link to nothing, where this content has its place.
+                self._put_aside(place, "it is no file")
             # Of every part: one that was begun and not ended is seldom begun again under the name of the same content.
             remove_half_written(place.parent, _PARTS)
             write_atomically(place, content)
@@ -194,10 +198,10 @@ class Store:
         try:
             content = read_regular(part)
         except OSError as error:
-            _pass_over(part, error)
+            self._pass_over(part, error)
             return None
         if f"part-{hashlib.sha256(content).hexdigest()}.parquet" != part.name:
-            _put_aside(part, "its content is not what its name promises")
+            self._put_aside(part, "its content is not what its name promises")
             return None
         try:
             file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
@@ -207,18 +211,36 @@ class Store:
                 difference = f"schema: {version} there, at most {SCHEMA} here"
                 raise IncompatibleArtifact(str(part), [difference], "Install a newer autosched, or name another folder of runs.")
             if metadata.get(b"autosched.table", b"").decode() != table:
-                _put_aside(part, f"it is not a part of table {table}")
+                self._put_aside(part, f"it is not a part of table {table}")
                 return None
             # No threads: parts are small, and where there are no more threads to be had, Arrow fails for want of them.
             cells = cast(list[dict[str, Any]], file.read(columns=columns if version == SCHEMA else None, use_threads=False).to_pylist())
         except (OSError, ValueError) as error:
-            _put_aside(part, str(error))
+            self._put_aside(part, str(error))
             return None
         except (pa.ArrowException, MemoryError) as error:
             # Of this process, not of the part, whose bytes are what was written.
-            _pass_over(part, error)
+            self._pass_over(part, error)
             return None
         return [upgraded(table, version, SCHEMA, row) for row in cells]
+
+    def _pass_over(self, part: Path, why: object) -> None:
+        # A table is read again and again.
+        if part not in self._passed_over:
+            self._passed_over.add(part)
+            logger.warning("%s cannot be read now (%s); it stays where it is, and this process does without it", part, why)
+
+    def _put_aside(self, part: Path, why: str) -> None:
+        # Whoever reads the whole folder, as pandas does, passes over what begins with an underscore.
+        aside = part.with_name(f"_{part.name}.corrupt-{time.time_ns()}")
+        try:
+            part.rename(aside)
+        except FileNotFoundError:  # another process saw it first
+            return
+        except OSError:  # in a folder that can only be read
+            self._pass_over(part, f"it is damaged: {why}")
+            return
+        logger.warning("%s is damaged (%s); it is kept as %s, and what it held will be measured again", part, why, aside.name)
 
 
 def union(folders: Iterable[Path], into: Path) -> Store:
@@ -231,23 +253,6 @@ def union(folders: Iterable[Path], into: Path) -> Store:
     for folder in folders:
         target.merge(Store.open(folder))
     return target
-
-
-def _pass_over(part: Path, why: object) -> None:
-    logger.warning("%s cannot be read now (%s); it stays where it is, and this process does without it", part, why)
-
-
-def _put_aside(part: Path, why: str) -> None:
-    # Whoever reads the whole folder, as pandas does, passes over what begins with an underscore.
-    aside = part.with_name(f"_{part.name}.corrupt-{time.time_ns()}")
-    try:
-        part.rename(aside)
-    except FileNotFoundError:  # another process saw it first
-        return
-    except OSError:  # in a folder that can only be read
-        _pass_over(part, f"it is damaged: {why}")
-        return
-    logger.warning("%s is damaged (%s); it is kept as %s, and what it held will be measured again", part, why, aside.name)
 
 
 def _require_finite(table: str, cells: dict[str, Any]) -> None:

@@ -131,6 +131,29 @@ def test_a_part_that_this_process_cannot_read_stays(
     assert len(Store.open(store.folder).solo()) > 0
 
 
+@pytest.mark.parametrize("link", [True, False])
+def test_what_lies_in_the_place_of_a_part_is_put_aside_when_the_part_is_written(
+    link: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Store.create(tmp_path).append(example_rows())
+    (part,) = (tmp_path / "solo").iterdir()
+    part.unlink()
+    if link:
+        part.symlink_to(tmp_path / "nowhere" / "nothing")
+    else:
+        (part / "inside").mkdir(parents=True)
+    store = Store.open(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert store.solo() == []
+        assert store.solo() == []
+        # It is read again and again in one job, and said once.
+        assert caplog.text.count("cannot be read now") == 1
+        store.append(example_rows())
+    assert "it is no file" in caplog.text
+    assert part.is_file()
+    assert store.solo() == Store.open(tmp_path).solo() != []
+
+
 def test_a_newer_schema_is_refused_by_name(store: Store) -> None:
     schema = arrow_schema("pairs").with_metadata({"autosched.table": "pairs", "autosched.schema": "99"})
     foreign_part(store.folder / "pairs", schema.empty_table())
