@@ -34,8 +34,8 @@ def remove_unfinished(*, idle_s: float = 0.0) -> list[Path]:
     removed = []
     for path in sorted(set(broken) - _open_files(broken)):
         with contextlib.suppress(OSError):
-            # Once more: it may have been finished since.
-            if not is_whole(path) and time.time() - path.stat().st_mtime >= idle_s:
+            # Once more: it may have been finished since. What was written in the future was written before the clock was set back.
+            if not is_whole(path) and abs(time.time() - path.stat().st_mtime) >= idle_s:
                 path.unlink()
                 removed.append(path)
     return removed
