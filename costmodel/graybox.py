@@ -104,13 +104,13 @@ class GrayboxModel:
 
     def save(self, directory: Path) -> None:
         """Write ``graybox.safetensors`` and ``graybox.json``."""
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
         if self._shared is None:
             raise not_fitted(self.name, "be saved")
         names = sorted(self._deviations)
         table = np.stack([self._deviations[name] for name in names]) if names else np.zeros((0, PER_KERNEL))
-        save_file({"shared": self._shared, "deviations": table}, directory / "graybox.safetensors")
+        (directory / "graybox.safetensors").write_bytes(save({"shared": self._shared, "deviations": table}))
         (directory / "graybox.json").write_bytes(msgspec.json.encode(_Saved(FEATURE_SET, names, list(self._classes))))
 
     @classmethod

@@ -56,10 +56,18 @@ def save_model(model: TrainedModel, folder: Path) -> None:
     """Write ``folder`` anew: the model's files, ``intervals.json``, ``card.json``, ``card.md`` and the manifest.
 
     Raises:
-        UsageError: a model that was not fitted, or a folder that holds something else.
-        OSError: the place cannot be written.
+        UsageError: a model that was not fitted, or a folder that holds something else, or cannot be written.
     """
     place = check_replaceable(folder)
+    try:
+        _save(model, place)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write a cost model to {folder}: {why_of(error)}. Let this user write there and make room, or name another folder."
+        ) from error
+
+
+def _save(model: TrainedModel, place: Path) -> None:
     with Scratch(place.parent) as scratch:
         fresh = scratch / "model"
         (fresh / "model").mkdir(parents=True)

@@ -80,11 +80,12 @@ class TorchModel:
 
     def save(self, directory: Path) -> None:
         """Write ``network.safetensors``; the feature names are its metadata."""
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
         if self._weights is None:
             raise not_fitted(self.name, "be saved")
-        save_file(self._weights, directory / "network.safetensors", metadata={"features": ",".join(PAIR_FEATURES)})
+        content = save(self._weights, metadata={"features": ",".join(PAIR_FEATURES)})
+        (directory / "network.safetensors").write_bytes(content)
 
     @classmethod
     def load(cls, directory: Path) -> TorchModel:

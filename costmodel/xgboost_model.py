@@ -127,7 +127,8 @@ class XgboostModel:
             raise not_fitted(self.name, "be saved")
         if self._least_rate is not None:
             self._booster.set_attr(**{_LEAST_RATE: repr(self._least_rate)})
-        self._booster.save_model(directory / "trees.ubj")
+        # Not by save_model: what a full disk makes of its file is no OSError, or goes unnoticed until the file is read.
+        (directory / "trees.ubj").write_bytes(self._booster.save_raw("ubj"))
 
     @classmethod
     def load(cls, directory: Path) -> XgboostModel:

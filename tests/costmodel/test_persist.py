@@ -76,6 +76,34 @@ def test_a_model_is_for_whom_the_mask_says(model: TrainedModel, tmp_path: Path) 
     assert (tmp_path / "model").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
+# Each kind of model writes in its own way. A process of its own: no file in it may be longer than its third argument says.
+FULL = f"""
+import sys, resource
+sys.path.append({str(ROOT)!r})
+from pathlib import Path
+from autosched.core.errors import UsageError
+from autosched.costmodel.persist import load_model, save_model
+model = load_model(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
+try:
+    save_model(model, Path(sys.argv[2]))
+except UsageError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("kind", ["torch", "graybox", "xgboost", "stacked"])
+def test_where_there_is_no_room_for_a_model_the_error_says_so_and_the_former_one_stays(kind: str, tmp_path: Path) -> None:
+    folder = ROOT / "tests" / "compat" / "costmodel" / "schema-2" / f"model-{kind}"
+    longest_bytes = max(path.stat().st_size for path in folder.rglob("*") if path.suffix in (".safetensors", ".ubj"))
+    save_model(load_model(SHIPPED), tmp_path / "model")
+    command = [sys.executable, "-c", FULL, str(folder), str(tmp_path / "model"), str(longest_bytes - 1)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.stdout.startswith(f"cannot write a cost model to {tmp_path / 'model'}: File too large."), ended.stderr
+    assert load_model(tmp_path / "model").card == load_model(SHIPPED).card
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 @pytest.mark.parametrize("read", [read_card, load_model])
 def test_a_model_that_this_user_may_not_read_is_an_error_that_says_so(read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     def refuse(path: Path) -> bytes:
