@@ -103,6 +103,7 @@ def test_a_part_of_runs_that_is_none_is_passed_over(tmp_path: Path, put: Callabl
 
 def test_a_pipe_for_a_library_of_inductors_goes(tmp_path: Path, put: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("torch._inductor.runtime.cache_dir_utils.default_cache_dir", lambda: str(tmp_path))
     (tmp_path / "ab").mkdir()
     put(tmp_path / "ab" / "x.so")
     expected = [tmp_path / "ab" / "x.so"] if put is a_pipe else []

@@ -19,21 +19,23 @@ from typing import Any
 from autosched.core.atomic_write import write_atomically
 from autosched.core.forks import RenewedLock
 from autosched.core.regular_file import read_regular
-from autosched.runtime.inductor.unfinished import is_whole
+from autosched.runtime.inductor.unfinished import is_whole, note_header
 
 _log = logging.getLogger(__name__)
 
-_TEXTS = ("py", "cpp")
+_TEXTS = ("py", "cpp", ".h")
 _DIGEST = ".sha256"
 
 _patching = RenewedLock()
+_precompiled: set[Path] = set()  # PyTorch asks for each once in a process
 
 
 @contextlib.contextmanager
 def cache_files_checked() -> Iterator[None]:
     """Within the block, what Inductor finds in its cache is what was written there, as far as that is known; one block at a time.
 
-    Libraries that it builds within the block are known from then on, unless the block ends with an error: then they may be unfinished.
+    Libraries that it builds within the block, and headers that it precompiles for them, are known from then on, unless the block ends with
+    an error: then they may be unfinished.
     """
     with _patching.lock:
         module = _codecache()
@@ -45,11 +47,13 @@ def cache_files_checked() -> Iterator[None]:
         def checked(content: Any, extension: str, *args: Any, **kwargs: Any) -> Any:
             name, path = write(content, extension, *args, **kwargs)
             # A name that was given says nothing of the content.
-            if extension.endswith(_TEXTS) and kwargs.get("key") is None and not _holds(path, content):
+            if f".{extension}".endswith(_TEXTS) and kwargs.get("key") is None and not _holds(path, content):
                 _log.info("%s in Inductor's cache is damaged and written again", path)
                 with contextlib.suppress(OSError):
                     Path(path).unlink()
                 name, path = write(content, extension, *args, **kwargs)
+            if extension == "h":
+                _precompiled.add(Path(f"{path}.gch"))
             if extension.endswith("cpp") and _is_to_be_built(library := Path(path).with_suffix(".so")):
                 built.add(library)
             return name, path
@@ -59,8 +63,9 @@ def cache_files_checked() -> Iterator[None]:
             yield
         finally:
             module.write = write
-        for library in sorted(built):
-            _note(library)
+        if any([_noted(library) for library in sorted(built)]):
+            for header in sorted(_precompiled):
+                note_header(header)
 
 
 def _codecache() -> Any:
@@ -99,10 +104,13 @@ def _is_to_be_built(library: Path) -> bool:
     return True
 
 
-def _note(library: Path) -> None:
+def _noted(library: Path) -> bool:
+    """Whether it was built; its digest is beside it then."""
     with contextlib.suppress(OSError):
         if library.exists() and is_whole(library):
             write_atomically(_digest_file(library), _digest(library).encode())
+            return True
+    return False
 
 
 def _digest_file(library: Path) -> Path:

@@ -44,7 +44,7 @@ from autosched.runtime.inductor.cpp_kernels import kernels_release_gil
 from autosched.runtime.inductor.hung import CompilerHung, compilers_limited
 from autosched.runtime.inductor.modes import PLAIN, Mode, mode_options
 from autosched.runtime.inductor.packed import packing_into
-from autosched.runtime.inductor.unfinished import remove_unfinished
+from autosched.runtime.inductor.unfinished import worth_another_try
 from autosched.runtime.inductor.weight_views import weight_views
 from autosched.runtime.kernels import BoundProgram
 
@@ -97,7 +97,7 @@ def compile_whole(
         with compilers_limited():
             made = _compiled(bound, inputs, mode, overwriting)
             # It may have come upon what a compiler left that was killed.
-            return _compiled(bound, inputs, mode, overwriting) if isinstance(made, Refused) and remove_unfinished() else made
+            return _compiled(bound, inputs, mode, overwriting) if isinstance(made, Refused) and worth_another_try(made.reason) else made
     except CompilerHung as hung:
         return Refused(str(hung))
 

@@ -29,7 +29,7 @@ from autosched.runtime.float32 import rounded_as
 from autosched.runtime.inductor.common import Refused, add_calls, first_line, known_options, modules_into, unusable
 from autosched.runtime.inductor.cpp_kernels import kernels_release_gil
 from autosched.runtime.inductor.hung import CompilerHung, asking_compilers
-from autosched.runtime.inductor.unfinished import remove_unfinished
+from autosched.runtime.inductor.unfinished import worth_another_try
 from autosched.runtime.numerics import compare
 from autosched.runtime.regions.pieces import TEMPLATED, Piece
 from autosched.runtime.regions.row_products import add_row_product, is_row_product
@@ -142,7 +142,7 @@ def compile_piece(
         turn: entered while this runs something on the device, where other processes time kernels on it.
     """
     made = _compiled(piece, graph, device, width, variant, turn)
-    if isinstance(made, Refused) and remove_unfinished():
+    if isinstance(made, Refused) and worth_another_try(made.reason):
         # It may have come upon what a compiler left that was killed.
         made = _compiled(piece, graph, device, width, variant, turn)
     return made

@@ -150,6 +150,18 @@ def test_of_a_library_that_may_be_unfinished_nothing_is_noted(folder: Path, monk
     assert not list(folder.rglob("*.sha256"))
 
 
+def test_a_header_counts_as_whole_once_something_was_built_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_files, "is_whole", lambda path: True)
+    with cache_files_checked():
+        _, path = codecache.write("#include <one.h>", "h")
+        header = Path(f"{path}.gch")
+        header.write_bytes(b"precompiled")
+    assert not header.with_name(f"{header.name}.bytes").exists()
+    with cache_files_checked():
+        built()
+    assert header.with_name(f"{header.name}.bytes").read_text() == str(len("precompiled"))
+
+
 def test_the_module_is_as_it_was_afterwards(folder: Path) -> None:
     before = codecache.write
     with pytest.raises(KeyError), cache_files_checked():

@@ -1,4 +1,4 @@
-"""Libraries that a killed compiler left unfinished are removed, and nothing else is."""
+"""Libraries and precompiled headers that a killed compiler left unfinished are removed, and nothing else is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autosched.runtime.inductor import compile as inductor_compile
 from autosched.runtime.inductor import unfinished as inductor_unfinished
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.inductor.settings import settings_digest
-from autosched.runtime.inductor.unfinished import is_whole, remove_unfinished
+from autosched.runtime.inductor.unfinished import is_whole, remove_unfinished, worth_another_try
 from autosched.runtime.regions import compile as region_compile
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="libraries are ELF files on Linux only")
@@ -30,6 +30,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "inductor" / "ab"
     folder.mkdir(parents=True)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setattr("torch._inductor.runtime.cache_dir_utils.default_cache_dir", lambda: str(tmp_path / "inductor"))
     # As g++ lays it out: a header, the sections, and at the end a header for each.
     sections, count, each = 2000, 10, 64
     path = folder / "whole.so"
@@ -82,17 +83,21 @@ def test_what_is_not_whole_is_gone_before_anything_is_loaded(library: Path, monk
 
 
 @pytest.mark.parametrize(("room", "call"), [(inductor_compile, "compile_whole"), (region_compile, "compile_piece")])
-@pytest.mark.parametrize("broken", [True, False])
+@pytest.mark.parametrize(
+    ("broken", "reason", "again"),
+    [(True, "file too short", True), (False, "file too short", False), (False, "fatal error: cannot read PCH file", True)],
+)
 def test_compiling_is_tried_once_more_only_where_something_was_removed(
-    room: Any, call: str, broken: bool, library: Path, monkeypatch: pytest.MonkeyPatch
+    room: Any, call: str, broken: bool, reason: str, again: bool, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = [Refused("file too short"), "code"]
+    # Of several processes that come upon one header, one removes it.
+    answers = [Refused(reason), "code"]
     monkeypatch.setattr(room, "_compiled", lambda *_: answers.pop(0))
     if broken:
         part(library, "half.so", 0.5)
     arguments: dict[str, Any] = {"width": 1, "variant": 1} if call == "compile_piece" else {}
     made = getattr(room, call)(*[None] * (3 if arguments else 2), **arguments)
-    assert made == ("code" if broken else Refused("file too short"))
+    assert made == ("code" if again else Refused(reason))
 
 
 def test_what_the_compiler_here_makes_is_whole(tmp_path: Path) -> None:
@@ -103,6 +108,46 @@ def test_what_the_compiler_here_makes_is_whole(tmp_path: Path) -> None:
     subprocess.run([compiler, "-shared", "-fPIC", "one.cpp", "-o", "one.so"], cwd=tmp_path, check=True)
     assert is_whole(tmp_path / "one.so")
     assert not is_whole(part(tmp_path / "one.so", "less.so", 0.999))
+
+
+@pytest.fixture
+def header(library: Path) -> Path:
+    """A precompiled header, in the folder that PyTorch has for them."""
+    path = library.parents[1] / "precompiled_headers" / "name.h.gch"
+    path.parent.mkdir()
+    path.write_bytes(bytes(2 << 20))
+    return path
+
+
+def test_the_first_block_of_a_header_is_removed(header: Path) -> None:
+    header.write_bytes(bytes(16384))
+    os.utime(header, (0.0, 0.0))
+    assert remove_unfinished(idle_s=5.0) == [header]
+
+
+def test_a_header_that_may_be_whole_is_in_doubt_where_compiling_has_failed(header: Path) -> None:
+    os.utime(header, (0.0, 0.0))
+    assert remove_unfinished(idle_s=5.0) == []
+    assert remove_unfinished() == [header]
+
+
+def test_a_header_with_which_something_was_compiled_is_whole_as_long_as_it_is(header: Path) -> None:
+    inductor_unfinished.note_header(header)
+    assert remove_unfinished() == []
+    header.write_bytes(bytes(1 << 20))
+    assert remove_unfinished() == [header]
+    assert not list(header.parent.iterdir())
+
+
+def test_what_has_failed_over_a_header_is_not_remembered(header: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codecache = pytest.importorskip("torch._inductor.codecache")
+    cleared: list[str] = []
+    monkeypatch.setattr(codecache.CppPythonBindingsCodeCache, "cache_clear", lambda: cleared.append("kernels"))
+    monkeypatch.setattr(codecache._precompile_header, "cache_clear", lambda: cleared.append("headers"), raising=False)
+    monkeypatch.setattr(inductor_unfinished, "_READING_S", 0.0)
+    assert worth_another_try("g++: fatal error: cannot read PCH file: No such file or directory")
+    assert cleared == ["kernels", "headers"]
+    assert not header.exists()
 
 
 def test_without_a_cache_folder_there_is_nothing_to_remove(monkeypatch: pytest.MonkeyPatch) -> None:
