@@ -11,6 +11,7 @@ import torch
 
 from autosched.core.errors import UsageError
 from autosched.device.cuda.baselines import BaselineKind, TimedBaseline, program_module
+from autosched.device.cuda.lost import require_device
 from autosched.device.cuda.messages import BaselineBody, BaselineResult, SettingsBody, unwrap, wrap_answer
 from autosched.device.cuda.settings import apply_settings, require_gpu
 from autosched.device.worker_child import Channel
@@ -49,12 +50,21 @@ class BaselineService:
         self._device_of = device_of
         self._backend_of = backend_of
         self._device = device_of(0)
+        self._backend: StreamBackend | None = None
         self._bound: BoundProgram | None = None
         self._inputs: list[torch.Tensor] = []
         self._timed: TimedBaseline | None = None
 
     def handle(self, request: Request) -> Iterator[Answer]:
-        """Answer one request."""
+        """Answer one request; end the process where the device is lost to it, so that the next request finds another."""
+        try:
+            yield from self._answers(request)
+        except Exception as error:
+            if self._backend is not None:
+                require_device(self._backend, error)
+            raise
+
+    def _answers(self, request: Request) -> Iterator[Answer]:
         match request:
             case ExtraRequest():
                 if (settings := unwrap(request, SettingsBody)) is not None:
@@ -87,7 +97,7 @@ class BaselineService:
         bound = self._bound
         if bound is None:
             raise UsageError("a baseline was asked for before a program was opened")
-        backend = self._backend_of(self._device)
+        backend = self._backend = self._backend_of(self._device)
         args: tuple[Any, ...] = tuple(self._inputs)
         kwargs: dict[str, Any] = {}
         if call is not None:

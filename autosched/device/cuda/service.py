@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from autosched.core.schedule import Schedule, sequential
 from autosched.device.base import Comparison
 from autosched.device.cuda.groups import measure_group
 from autosched.device.cuda.limits import measure_costs
+from autosched.device.cuda.lost import require_device
 from autosched.device.cuda.measure import CudaMeasurer
 from autosched.device.cuda.messages import (
     CapturedBody,
@@ -77,13 +76,6 @@ _TIMED = (LimitsRequest, SoloRequest, PairsRequest, GroupsRequest, SchedulesRequ
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
-
-
-def end_process(words: str) -> None:
-    """Leave ``words`` for the parent and end at once, without the clean-up that a lost device would not survive."""
-    sys.stderr.write(words + "\n")
-    sys.stderr.flush()
-    os._exit(3)
 
 
 @dataclass(frozen=True)
@@ -149,16 +141,12 @@ class CudaService:
         return self._bench is not None and self._bench.measurer.capturer.tainted
 
     def _require_device(self, error: Exception | None = None) -> None:
-        """End this process if the device is lost to it: after an illegal access, say, every later call gives the same error.
+        """End this process if the device is lost to it.
 
         Ending with the item still on the board blames that item and nothing else; a fresh process goes on with the rest.
         """
-        if self._bench is None:
-            return
-        try:
-            self._bench.measurer.backend.synchronize()
-        except Exception as lost:
-            end_process(f"the device is lost to this process: {error or lost}")
+        if self._bench is not None:
+            require_device(self._bench.measurer.backend, error)
 
     def _answers(self, request: Request) -> Iterator[Answer]:
         if isinstance(request, ExtraRequest) and (settings := unwrap(request, SettingsBody)) is not None:

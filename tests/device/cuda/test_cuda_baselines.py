@@ -96,6 +96,16 @@ def test_arguments_that_cannot_travel_leave_the_program(captured: Captured, toy:
     assert "lock" in baseline.why_not_model or "object" in baseline.why_not_model
 
 
+def test_a_model_that_loses_the_device_gives_way_to_the_program_in_a_fresh_process(captured: Captured, toy: ZooModel) -> None:
+    call = call_of(toy, ModelSource(f"{WORKER}:LosesTheDevice"))
+    with CudaBaseline(captured.program, captured.constants, BaselineKind.EAGER, current_settings(0), model=call, module=WORKER) as baseline:
+        prepared = baseline.prepare()
+        assert not isinstance(prepared, Failure), prepared
+        assert not prepared.of_model
+        assert "illegal memory access" in baseline.why_not_model
+        assert isinstance(baseline.round_us(), float)
+
+
 def test_a_time_limit_is_no_reason_to_do_without_the_model(captured: Captured, toy: ZooModel, monkeypatch: pytest.MonkeyPatch) -> None:
     class Expired(RuntimeError):
         pass
