@@ -313,15 +313,17 @@ class CudaMeasurer:
         alive = [(index, runner) for index, runner in enumerate(runners) if isinstance(runner, GraphRunner)]
         # Capturing them has kept the device waiting, for seconds where they are many.
         self.wake()
-        blocks = {index: self._block_length(runner, min_block_us) for index, runner in alive}
+        blocks = {index: self._block_length(index, runner, min_block_us) for index, runner in alive}
         for _ in range(rounds):
             for index, runner in rng.sample(alive, len(alive)):
                 self.beat(index)
                 times[index].append(max(self._block_us(runner, blocks[index]), _RESOLUTION_US))
         return times
 
-    def _block_length(self, runner: GraphRunner, min_block_us: float) -> int:
+    def _block_length(self, index: int, runner: GraphRunner, min_block_us: float) -> int:
         """Replays in a block: the first blocks also bring clocks and caches to where the others find them."""
+        # The item of before is whichever was captured last.
+        self.beat(index)
         once = min(self._block_us(runner, 3) for _ in range(2))
         return max(1, min(2000, int(max(min_block_us, _BLOCK_US) / max(once, _RESOLUTION_US)) + 1))
 

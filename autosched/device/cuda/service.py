@@ -124,7 +124,7 @@ class CudaService:
         troubled = False
         try:
             for answer in self._answers(request):
-                if isinstance(answer, ExtraAnswer) or getattr(answer, "failure", None) is not None:
+                if _may_be_lost(answer):
                     troubled = True
                     self._require_device()
                 yield answer
@@ -286,6 +286,11 @@ class CudaService:
                     made = describe(error)
                 failed = isinstance(made, Failure)
                 yield wrap_answer(ProfileResult(operator, None, made) if failed else ProfileResult(operator, made))  # type: ignore[arg-type]
+
+
+def _may_be_lost(answer: Answer) -> bool:
+    """Whether whatever is behind an answer may have lost the device: what went wrong is words by now, also those of a variant's trial."""
+    return isinstance(answer, ExtraAnswer) or bool(getattr(answer, "failure", None) or getattr(answer, "reason", ""))
 
 
 def _compiled(measurer: CudaMeasurer, plan: Plan) -> bool:
