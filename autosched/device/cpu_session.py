@@ -12,7 +12,7 @@ from autosched.config import compile_workers, region_limit_s
 from autosched.core.errors import DeviceError
 from autosched.core.program import Program
 from autosched.core.records import Engine, Failure, FailureKind, GroupRecord, PairRecord, ScheduleRecord, SoloRecord
-from autosched.core.schedule import Schedule, violations
+from autosched.core.schedule import Schedule, canonical_key, violations
 from autosched.device.base import Comparison, Group, Limits, Pair
 from autosched.device.worker import Worker, WorkerDied
 from autosched.device.worker_messages import (
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     import torch
 
 _MODULE = "autosched.device.worker_main"
+# Once may have been somebody else's doing.
+_MOST_ENDED = 2
 NO_ANSWER = Failure(FailureKind.CRASH, "the measuring process gave no answer for this one")
 
 _Record = TypeVar("_Record")
@@ -105,6 +107,7 @@ class CpuSession:
         self._requests = 0
         self._closed = False
         self._limits: Limits | None = None
+        self._ended: dict[str, list[Failure]] = {}  # by canonical key: processes that a schedule has ended since it came through
         self._worker = worker if worker is not None else new_worker(timeout_s, plugin=plugin)
 
     @property
@@ -240,20 +243,20 @@ class CpuSession:
             chosen = tuple(schedules[place] for place in places)
             return SchedulesRequest(chosen, max(1, rounds), trace, min_block_us, self._next_seed())
 
-        return self._batch(len(schedules), self._illegal(schedules), request, ScheduleAnswer)
+        return self._batch(len(schedules), self._not_to_run(schedules), request, ScheduleAnswer, schedules)
 
     def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
         """As ``base.Session.paired``."""
-        for failure in self._illegal(schedules).values():
+        for failure in self._not_to_run(schedules).values():
             return failure
-        answer = self._single(PairedRequest(tuple(schedules), max(1, rounds), self._next_seed()))
+        answer = self._single(PairedRequest(tuple(schedules), max(1, rounds), self._next_seed()), schedules)
         return [list(row) for row in answer.times_us] if isinstance(answer, PairedAnswer) else _failure(answer)
 
     def compare(
         self, schedule: Schedule, inputs: Sequence[Sequence[torch.Tensor]], references: Sequence[Sequence[torch.Tensor]]
     ) -> Comparison | Failure:
         """As ``base.Session.compare``; ``runtime.numerics`` has the tolerances."""
-        for failure in self._illegal([schedule]).values():
+        for failure in self._not_to_run([schedule]).values():
             return failure
         files: dict[str, list[Path]] = {"inputs": [], "references": []}
         try:
@@ -263,7 +266,7 @@ class CpuSession:
                     named = {str(place): tensor.detach().cpu() for place, tensor in enumerate(tensors)}
                     files[kind].append(self._worker.write_tensors(f"{kind}-{number}.safetensors", named))
             given, wanted = (tuple(str(path) for path in files[kind]) for kind in ("inputs", "references"))
-            answer = self._single(CompareRequest(schedule, given, wanted))
+            answer = self._single(CompareRequest(schedule, given, wanted), [schedule])
         finally:
             for path in (*files["inputs"], *files["references"]):
                 path.unlink(missing_ok=True)
@@ -282,12 +285,30 @@ class CpuSession:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _illegal(self, schedules: Sequence[Schedule]) -> dict[int, Failure]:
+    def _not_to_run(self, schedules: Sequence[Schedule]) -> dict[int, Failure]:
+        """Those that are illegal, and those that have ended two processes in a row: each time costs a process's start, or its limit."""
         found: dict[int, Failure] = {}
         for place, schedule in enumerate(schedules):
             if problems := violations(self._program.graph, schedule):
                 found[place] = Failure(FailureKind.ILLEGAL, "; ".join(problems[:3]))
+            elif self._ended and (deaths := self._ended.get(self._key(schedule), ())) and len(deaths) >= _MOST_ENDED:
+                found[place] = deaths[-1]
         return found
+
+    def _blame(self, death: WorkerDied, schedules: Sequence[Schedule]) -> None:
+        # Where memory runs out, the system ends whoever is at work, and that may be for what ran before.
+        if 0 <= death.item < len(schedules) and not death.by_others:
+            self._ended.setdefault(self._key(schedules[death.item]), []).append(death.failure)
+
+    def _clear(self, schedules: Sequence[Schedule]) -> None:
+        """They have come through."""
+        if self._ended:
+            for schedule in schedules:
+                self._ended.pop(self._key(schedule), None)
+
+    def _key(self, schedule: Schedule) -> str:
+        # A GPU's graph of the same operators on other streams is the same graph.
+        return canonical_key(self._program.graph, schedule, lanes_matter=self._kind == "cpu")
 
     def _batch(
         self,
@@ -295,7 +316,9 @@ class CpuSession:
         known: Mapping[int, Failure],
         request: Callable[[Sequence[int]], PairsRequest | GroupsRequest | SchedulesRequest],
         kind: type[_Indexed[_Record]],
+        schedules: Sequence[Schedule] = (),
     ) -> list[_Record | Failure]:
+        """``schedules``: what the items are, where they are any."""
         results: dict[int, _Record | Failure] = dict(known)
         while pending := [place for place in range(count) if place not in results]:
             try:
@@ -305,23 +328,28 @@ class CpuSession:
                     elif isinstance(answer, kind):
                         outcome = answer.record if answer.record is not None else answer.failure
                         results[pending[answer.index]] = outcome if outcome is not None else NO_ANSWER
+                self._clear([schedules[place] for place in pending] if schedules else ())
                 results.update({place: NO_ANSWER for place in pending if place not in results})
             except WorkerDied as death:
+                self._blame(death, [schedules[place] for place in pending] if schedules else ())
                 if 0 <= death.item < len(pending):
                     results.setdefault(pending[death.item], death.failure)
         return [results[place] for place in range(count)]
 
-    def _single(self, request: LimitsRequest | PairedRequest | CompareRequest) -> Answer | Failure:
+    def _single(self, request: LimitsRequest | PairedRequest | CompareRequest, schedules: Sequence[Schedule] = ()) -> Answer | Failure:
+        """``schedules``: what it is about, in the order of its items."""
         failure = NO_ANSWER
         for _ in range(2):
             try:
                 answers = list(self._ask(request))
             except WorkerDied as death:
+                self._blame(death, schedules)
                 failure = death.failure
                 # Nobody can tell a candidate's crash from a kill by somebody else; only the former comes again.
                 if failure.kind is FailureKind.CRASH:
                     continue
                 return failure
+            self._clear(schedules)
             return answers[-1] if answers else NO_ANSWER
         return failure
 

@@ -35,12 +35,16 @@ _SHARED = Path("/dev/shm")
 
 
 class WorkerDied(Exception):
-    """The process died during a request. ``item`` is the part it was working on, -1 if none; a fresh one answers the next request."""
+    """The process died during a request. ``item`` is the part it was working on, -1 if none; a fresh one answers the next request.
 
-    def __init__(self, failure: Failure, item: int) -> None:
+    ``by_others`` as of ``ChildDied``.
+    """
+
+    def __init__(self, failure: Failure, item: int, *, by_others: bool = False) -> None:
         super().__init__(failure.detail)
         self.failure = failure
         self.item = item
+        self.by_others = by_others
 
 
 class Worker:
@@ -257,7 +261,7 @@ class Worker:
                 f"the measuring process died {self._bare_deaths + self._blamed_deaths} times in a row without answering: {death}. "
                 "Check the machine's memory and its installation of PyTorch ('autosched doctor')."
             )
-        return WorkerDied(Failure(death.kind, str(death)), death.item)
+        return WorkerDied(Failure(death.kind, str(death)), death.item, by_others=death.by_others)
 
     def _drop(self) -> None:
         child, self._child = self._child, None

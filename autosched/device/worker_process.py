@@ -31,13 +31,15 @@ _DYING_S = 10.0  # until a process that has closed its pipes is gone: one that u
 class ChildDied(Exception):
     """The process ended, or was ended because it did not answer.
 
-    ``item`` is what it was working on (-1: nothing in particular); ``kind`` is ``crash`` or ``timeout``.
+    ``item`` is what it was working on (-1: nothing in particular); ``kind`` is ``crash`` or ``timeout``; ``by_others``: whether it may be
+    somebody else who ended it.
     """
 
-    def __init__(self, kind: FailureKind, detail: str, item: int) -> None:
+    def __init__(self, kind: FailureKind, detail: str, item: int, *, by_others: bool = False) -> None:
         super().__init__(detail)
         self.kind = kind
         self.item = item
+        self.by_others = by_others
 
 
 class ChildProcess:
@@ -210,15 +212,16 @@ class ChildProcess:
             self._process.wait(_DYING_S)
         status = self._process.returncode
         self.kill()
+        by_others = status == -signal.SIGKILL
         if status is not None and status < 0:
             how = f"was killed by {_signal_name(-status)}"
-            if -status == signal.SIGKILL:
+            if by_others:
                 how += " (by someone, or because memory ran out)"
         elif status is None:
             how = "has closed its pipes and did not end, so it was ended"
         else:
             how = f"ended with status {status}"
-        return ChildDied(FailureKind.CRASH, f"the measuring process {how}{self._quote()}", item)
+        return ChildDied(FailureKind.CRASH, f"the measuring process {how}{self._quote()}", item, by_others=by_others)
 
     def _quote(self) -> str:
         words = self.last_words()

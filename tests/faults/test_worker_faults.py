@@ -112,6 +112,7 @@ def opened(tmp_path: Path, warm: Callable[[float], tuple[CpuSession, Path]]) -> 
         fresh = place.with_suffix(".new")
         fresh.write_text(text)
         fresh.replace(place)
+        session._ended.clear()  # its operators are others from now on
         return session
 
     return make

@@ -121,7 +121,7 @@ class CudaSession(CpuSession):
 
     def captured(self, schedule: Schedule, rule: FreeRule = FreeRule.VECTOR_CLOCK) -> CapturedGraph | Failure:
         """Capture ``schedule`` and describe its nodes, edges and memory, for ``runtime.cuda.audit``."""
-        for failure in self._illegal([schedule]).values():
+        for failure in self._not_to_run([schedule]).values():
             return failure
         found = self._extra(CapturedBody(schedule, rule), CapturedResult)
         if isinstance(found, Failure):
@@ -131,7 +131,7 @@ class CudaSession(CpuSession):
 
     def stressed(self, schedule: Schedule, delay_sets: Sequence[DelaySet], *, replays: int) -> list[StressOutcome | Failure]:
         """Replay ``schedule`` under each delay set, see ``verify.race_stress``."""
-        for failure in self._illegal([schedule]).values():
+        for failure in self._not_to_run([schedule]).values():
             return [failure] * len(delay_sets)
         answers = self._extra(StressedBody(schedule, tuple(delay_sets), replays, self._next_seed()), StressedResult)
         if isinstance(answers, Failure):

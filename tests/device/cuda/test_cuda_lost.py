@@ -62,8 +62,7 @@ def test_a_variant_whose_trial_loses_the_device_is_blamed_and_not_those_that_com
     measurer.variants.regions = Regions()  # type: ignore[assignment]
     answers: list[Answer] = []
     with pytest.raises(Ended, match="illegal memory access"):
-        for answer in service.handle(RegionsRequest(1, 1, (), None)):
-            answers.append(answer)
+        answers.extend(service.handle(RegionsRequest(1, 1, (), None)))
     assert beats[-1] == 2
     assert answers == [RegionAnswer(0, ""), RegionAnswer(1, "")]
 

@@ -20,6 +20,7 @@ from autosched.device.cuda.profile import OperatorProfile
 from autosched.device.cuda.session import CudaSession
 from autosched.device.cuda.settings import current_settings
 from autosched.device.cuda.stress import DelaySet, StressOutcome
+from autosched.device.worker import Worker
 from autosched.runtime.cuda.audit import audit_graph
 from autosched.runtime.cuda.captured import CapturedGraph
 from autosched.runtime.plan import FreeRule, make_plan
@@ -247,6 +248,27 @@ def test_a_lost_process_is_one_failure_and_the_rest_is_measured(fault: str, word
         assert all(isinstance(rows[index][0], SoloRecord) for index in (0, 2, 3))
         answers = session.pairs([Pair(0, 2), Pair(0, 1), Pair(2, 0)], repeats=2)
         assert [type(answer) for answer in answers] == [PairRecord, Failure, PairRecord]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ask", ["paired", "compare"])
+def test_a_schedule_that_loses_the_device_twice_starts_no_third_process(graph: OpGraph, ask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    start = Worker.start
+
+    def counted(worker: Worker) -> None:
+        started.append(worker)
+        start(worker)
+
+    monkeypatch.setattr(Worker, "start", counted)
+    with open_session(graph, {2: "loses the device"}) as session:
+        schedule, given = sequential(graph), [[torch.full((4,), 3.0)]]
+        for _ in range(2):
+            found = session.paired([schedule], rounds=1) if ask == "paired" else session.compare(schedule, given, [[torch.zeros(1)]])
+            assert isinstance(found, Failure)
+            assert found.kind is FailureKind.CRASH
+            assert "illegal memory access" in found.detail
+    assert len(started) == 2
 
 
 def test_no_memory_in_a_capture_is_one_failure(graph: OpGraph) -> None:
