@@ -21,7 +21,7 @@ from autosched.core.program_json import encode_program
 from autosched.core.records import Failure, FailureKind
 from autosched.core.scratch import Scratch, remove_abandoned_folders
 from autosched.device.worker_messages import BOARD, Answer, Broken, Done, Ready, Request, pack, read_answer
-from autosched.device.worker_process import ChildDied, ChildProcess
+from autosched.device.worker_process import BY_OTHERS, ChildDied, ChildProcess
 from autosched.device.worker_tensors import write_tensors
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 # A bare death says that the machine is at fault; one with a candidate in hand, that the candidate may be.
 MAX_BARE_DEATHS = 3
 MAX_BLAMED_DEATHS = 12
-ENDED_WAITING = Failure(FailureKind.CRASH, "its process was ended while it waited (by someone, or because memory ran out)")
+ENDED_WAITING = Failure(FailureKind.CRASH, f"its process was ended while it waited{BY_OTHERS}")
 """What a request that no fresh process could answer gets instead of one."""
 _SHARED = Path("/dev/shm")
 

@@ -22,6 +22,8 @@ from autosched.core.records import FailureKind
 from autosched.device.registrations import describe_registrations
 from autosched.device.worker_messages import BOARD, LENGTH
 
+BY_OTHERS = " (by someone, or because memory ran out)"
+"""In the words of a death that may be somebody else's doing, and says nothing of what was worked on."""
 _LOG_BYTES = 65536
 _POLL_S = 0.25
 _AWAY_S = 2.0  # what a process that wakes up late has not just been busy for
@@ -216,7 +218,7 @@ class ChildProcess:
         if status is not None and status < 0:
             how = f"was killed by {_signal_name(-status)}"
             if by_others:
-                how += " (by someone, or because memory ran out)"
+                how += BY_OTHERS
         elif status is None:
             how = "has closed its pipes and did not end, so it was ended"
         else:

@@ -11,7 +11,7 @@ from typing import Protocol
 from autosched.core.costs import CostTable
 from autosched.core.graph import OpGraph
 from autosched.core.progress import Progress
-from autosched.core.records import DeviceKey, Failure, PairRecord, SoloRecord
+from autosched.core.records import DeviceKey, Failure, FailureKind, PairRecord, SoloRecord
 from autosched.core.schedule import sequential
 from autosched.core.variants import variant_signature
 from autosched.costmodel.model import PairModel
@@ -20,6 +20,7 @@ from autosched.costmodel.table import OTHER, make_cost_table
 from autosched.datasets.facts import DISTURBED, DeviceFacts, LaunchFacts, device_facts, stolen_share
 from autosched.datasets.journal import Journal
 from autosched.device.base import Limits, Pair, Session
+from autosched.device.worker_process import BY_OTHERS
 from autosched.pipeline.left_out import LeftOut
 
 # Pairs go to the device in small lots, so that a kill or the end of the budget loses little; the first one tells how long they take.
@@ -33,6 +34,16 @@ _OVER = 4.0
 # Pairs with another variant of one of the two follow after so many of the others, and are made from so many of those most worth knowing.
 _VARIANTS_AFTER = 64
 _VARIANTS_OF = 24
+
+
+def took_a_process(failure: Failure) -> bool:
+    """Whether a failure may have cost a measuring process, and so its start or its time limit."""
+    return failure.kind in (FailureKind.CRASH, FailureKind.TIMEOUT)
+
+
+def would_again(failure: Failure) -> bool:
+    """Whether it took one, and would again in another job: what memory ran out for, or somebody ended, would not."""
+    return took_a_process(failure) and BY_OTHERS not in failure.detail
 
 
 class ChosenVariants(Protocol):
@@ -158,6 +169,7 @@ def measure_pairs(
         if variants is not None:
             likely = select_pairs(graph, solo, widths=limits.pair_widths, max_pairs=_VARIANTS_OF)
             choices[_VARIANTS_AFTER:_VARIANTS_AFTER] = _with_other_variants(graph, likely, variants, known)
+        choices = [choice for choice in choices if not _ended_before(graph, choice, journal)]
         begin_s = time.monotonic()
         done, lot = 0, _FIRST_LOT
         while done < len(choices) and lot > 0:
@@ -208,6 +220,20 @@ def _with_other_variants(
     return found
 
 
+def _ended_before(graph: OpGraph, asked: _Asked, journal: Journal) -> bool:
+    """Whether an earlier job, or this one before it was interrupted, lost its process to this pair: it is predicted."""
+    found = journal.pair(*_names(graph, asked))
+    return isinstance(found, Failure) and would_again(found)
+
+
+def _names(graph: OpGraph, asked: _Asked) -> tuple[str, int, str, int]:
+    """What a pair stands under in the journal."""
+    choice, operators = asked.choice, graph.operators
+    first = variant_signature(operators[choice.first].signature, asked.first_variant)
+    last = variant_signature(operators[choice.last].signature, asked.last_variant)
+    return first, choice.first_width, last, choice.last_width
+
+
 def _measure_lot(session: Session, graph: OpGraph, lot: Sequence[_Asked], journal: Journal, ledger: Ledger) -> None:
     asked = [
         Pair(
@@ -220,11 +246,9 @@ def _measure_lot(session: Session, graph: OpGraph, lot: Sequence[_Asked], journa
         )
         for item in lot
     ]
-    for pair, answer in zip(asked, session.pairs(asked, repeats=_PAIR_REPEATS), strict=True):
+    for item, answer in zip(lot, session.pairs(asked, repeats=_PAIR_REPEATS), strict=True):
         ledger.count(answer)
-        first = variant_signature(graph.operators[pair.first].signature, pair.first_variant)
-        last = variant_signature(graph.operators[pair.last].signature, pair.last_variant)
-        journal.add_pair(first, pair.first_width, last, pair.last_width, answer)
+        journal.add_pair(*_names(graph, item), answer)
     journal.flush()
 
 

@@ -12,7 +12,7 @@ from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, canonical_key
 from autosched.device.base import Comparison, Session
 from autosched.pipeline.candidates import Candidate, by_key, prove
-from autosched.pipeline.measuring import Ledger
+from autosched.pipeline.measuring import Ledger, took_a_process
 from autosched.pipeline.references import References
 from autosched.pipeline.timetable import Pace
 from autosched.search.heuristics.sequential import SEQUENTIAL, SEQUENTIAL_WIDE
@@ -78,7 +78,9 @@ class Prover:
             if begin_s + self._pace.proof_s > until_s:
                 return OUT_OF_TIME
             answer = prove(self._session, self._graph, schedule, self._references)
-            self._pace.proved(time.monotonic() - begin_s)
+            if not isinstance(answer, Failure) or not took_a_process(answer):
+                # What a process took to be found dead and replaced says nothing of the proofs to come.
+                self._pace.proved(time.monotonic() - begin_s)
             self._ledger.count(answer)
             if not isinstance(answer, Failure):
                 self._proofs[key] = answer

@@ -16,6 +16,7 @@ from autosched.core.schedule import Schedule
 from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Journal, Scope
 from autosched.device.base import Pair
+from autosched.device.worker_process import BY_OTHERS
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo, rounds_within
 from tests.conformance import contest_double
 from tests.conformance.graphs import TwoBranches, two_branches_program
@@ -123,6 +124,34 @@ def test_lots_of_pairs_end_with_their_time(monkeypatch: pytest.MonkeyPatch, jour
     assert session.now_s <= budget_s
     complete = not ledger.notes
     assert complete or session.now_s > budget_s - 1.0
+
+
+@pytest.mark.parametrize(
+    ("failure", "again"),
+    [
+        (Failure(FailureKind.TIMEOUT, "no progress for 120 s, so the measuring process was ended"), False),
+        (Failure(FailureKind.CRASH, "the measuring process ended with status 3; its last words: the device is lost"), False),
+        (Failure(FailureKind.CRASH, f"the measuring process was killed by SIGKILL{BY_OTHERS}"), True),
+        (Failure(FailureKind.OOM, "out of memory"), True),
+    ],
+)
+def test_a_pair_that_an_earlier_job_lost_its_process_to_is_predicted(
+    failure: Failure, again: bool, monkeypatch: pytest.MonkeyPatch, journal: Journal, tmp_path: Path
+) -> None:
+    asked: list[Pair] = []
+
+    def pairs(self: Session, wanted: Sequence[Pair], *, repeats: int) -> list[PairRecord | Failure]:
+        asked.extend(wanted)
+        return [failure if pair == asked[1] else Failure(FailureKind.UNAVAILABLE, "not on this double") for pair in wanted]
+
+    session = Session(monkeypatch, 0.0)
+    monkeypatch.setattr(Session, "pairs", pairs)
+    solo = session.solo((1, 2), repeats=9)
+    measure_pairs(session, GRAPH, device_facts(KEY), solo, journal, 60.0, Ledger(), Silent())
+    first = list(asked)
+    resumed = Journal.open(tmp_path / "journal.jsonl", Scope(KEY, SoftwareKey((("torch", "0"),))))
+    measure_pairs(session, GRAPH, device_facts(KEY), solo, resumed, 60.0, Ledger(), Silent())
+    assert asked[len(first) :] == (first if again else [pair for pair in first if pair != first[1]])
 
 
 @pytest.mark.parametrize("one_team", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -118,6 +119,32 @@ def test_one_schedule_that_kills_the_worker_does_not_take_the_others_with_it() -
     answers = bench.measure([bad, sequential(GRAPH)], 2)
     assert isinstance(answers[0], Failure)
     assert list(answers[1]) == [10.0, 10.0]
+
+
+@pytest.mark.parametrize("kind", [FailureKind.CRASH, FailureKind.TIMEOUT])
+def test_what_a_process_takes_to_be_replaced_is_no_schedules_pace(kind: FailureKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else fewer schedules would be proved, tried and compared, for the sake of one that is out."""
+    bad, worse, now_s, pace = spread(), sequential(GRAPH, width=2), 100.0, Pace()
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+
+    class Session(SessionDouble):
+        def compare(self, schedule: Schedule, inputs: object, references: object) -> Comparison | Failure:
+            nonlocal now_s
+            now_s += 120.0 if schedule == worse else 1.0
+            return Failure(kind, "it is gone") if schedule == worse else super().compare(schedule, inputs, references)
+
+        def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
+            nonlocal now_s
+            now_s += 240.0 if bad in schedules else 0.5 * rounds * len(schedules)
+            return super().paired(schedules, rounds=rounds)
+
+    session = Session(lambda schedule: Failure(kind, "it is gone") if schedule == bad else 10.0)
+    prover = Prover(session, GRAPH, NOTHING, Ledger(), pace)
+    bench = SessionBench(session, prover, Ledger(), pace)
+    bench.measure([sequential(GRAPH), bad, worse], 2)
+    bench.measure([sequential(GRAPH)], 2)
+    assert now_s > 500.0
+    assert (pace.proof_s, pace.turn_s) == (1.0, 0.5)
 
 
 @pytest.mark.parametrize(
