@@ -75,7 +75,9 @@ def remove_lock_file(diary: Path) -> None:
 
 @dataclass(slots=True)
 class Diary:
-    """Measurements of one loop by canonical key. ``run`` names the job across interruptions. Use it as a context.
+    """Measurements of one loop by canonical key, and proofs that cost a process. Use it as a context.
+
+    ``run`` names the job across interruptions; ``resumed``: whether an interrupted one left something.
 
     Without a path, or where the file cannot be written or belongs to a running job, it remembers in memory only.
     """
@@ -86,6 +88,7 @@ class Diary:
     times_us: dict[str, list[float]] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     traces: dict[str, Trace] = field(default_factory=dict)
+    resumed: bool = False
     _lock: FileLock | None = None
 
     def __enter__(self) -> Diary:
@@ -97,6 +100,7 @@ class Diary:
             self._lock = FileLock(f"{self.path}.lock")
             self._lock.acquire(timeout=0)
             self._read(self.path)
+            self.resumed = bool(self.times_us or self.failures)
         except Timeout:
             _log.info("another job writes %s; this one cannot be resumed", self.path)
             self._lock, self.path = None, None
@@ -109,11 +113,6 @@ class Diary:
             if self.path is not None:
                 remove_lock_file(self.path)
             self._lock.release()
-
-    @property
-    def resumed(self) -> bool:
-        """Whether an interrupted job left something."""
-        return bool(self.times_us or self.failures)
 
     def add(self, times_us: dict[str, tuple[float, ...]], failures: dict[str, Failure]) -> None:
         """Keep what one lot of interleaved rounds gave."""

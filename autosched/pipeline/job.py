@@ -31,7 +31,7 @@ from autosched.pipeline.diary import Diary, question_of
 from autosched.pipeline.final import decide
 from autosched.pipeline.graph_proofs import audit_note, launch_facts
 from autosched.pipeline.left_out import LeftOut
-from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo, undisturbed
+from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo, undisturbed, would_again
 from autosched.pipeline.memory import Measured, forget_measurements, open_journal
 from autosched.pipeline.model_choice import choose_model, engine_of, prediction_note
 from autosched.pipeline.no_schedule import no_schedule
@@ -146,7 +146,7 @@ class Job:
             forget_measurements(run.device)
         with open_journal(run.scope, private=run.recording is not None) as journal, _diary(run) as diary:
             costs = _measured(run, journal)
-            candidates, failures = _proposed(run, costs.problem)
+            candidates, failures = _proposed(run, costs.problem, diary)
             found = _refined(run, costs, candidates, diary) if run.options.refine else Refined()
             entries = run.prover.entries([*candidates, *found.best])
             if not any(entry.is_static for entry in entries):
@@ -204,7 +204,7 @@ def _measured(run: Run, journal: Journal) -> Costs:
     return Costs(problem, lower_bounds(problem, facts, launches), variants, measured)
 
 
-def _proposed(run: Run, problem: Problem) -> tuple[list[Candidate], dict[str, Failure]]:
+def _proposed(run: Run, problem: Problem, diary: Diary) -> tuple[list[Candidate], dict[str, Failure]]:
     """What the strategies propose, proved as far as there is time; and what failed, by name.
 
     The sequential schedules come first: without them there is no verdict, and they tell how long proofs and turns take here.
@@ -216,14 +216,15 @@ def _proposed(run: Run, problem: Problem) -> tuple[list[Candidate], dict[str, Fa
     context = SearchContext(run.rng, run.options.budget.search.evaluations, None, max_lanes=limits.max_lanes, widths=limits.widths)
     run.progress.stage("sequential schedules", run.timetable.left_s())
     first, failures = propose(problem, static, context, lanes_matter=lanes_matter)
-    _prove(run, first, failures)
+    # Whatever came of them before: there is no verdict without them.
+    _prove(run, first, failures, Diary(None, ""))
     _set_pace(run, first)
     run.progress.stage("search", run.timetable.left_s())
     context = dataclasses.replace(context, deadline_s=run.timetable.search_until_s(LEAST_ROWS))
     found, broken = propose(problem, names, context, lanes_matter=lanes_matter)
     failures.update(broken)
     run.progress.stage("verification", run.timetable.left_s())
-    _prove(run, found, failures, until_s=run.timetable.prove_until_s(LEAST_ROWS, refine=run.options.refine))
+    _prove(run, found, failures, diary, until_s=run.timetable.prove_until_s(LEAST_ROWS, refine=run.options.refine))
     return [*first, *found], failures
 
 
@@ -231,15 +232,20 @@ def _default_names() -> list[str]:
     return [name for name in STRATEGIES.names() if name not in _ON_REQUEST]
 
 
-def _prove(run: Run, candidates: Sequence[Candidate], failures: dict[str, Failure], *, until_s: float = math.inf) -> None:
+def _prove(run: Run, candidates: Sequence[Candidate], failures: dict[str, Failure], diary: Diary, *, until_s: float = math.inf) -> None:
     """Prove every distinct candidate, the best predicted first, until the time is up, but one at least.
 
-    Whoever fails is added to ``failures``.
+    Whoever fails is added to ``failures``. Whoever has cost an interrupted job its measuring process, as ``diary`` tells, fails at once.
     """
     groups = sorted(by_key(candidates).values(), key=lambda group: (group[0].predicted_us, group[0].key))
     unproved: list[str] = []
     for done, group in enumerate(groups):
-        answer = run.prover.refutation(group[0].schedule, until_s=until_s if done else math.inf)
+        key = group[0].key
+        answer = diary.failures.get(key)
+        if answer is None or not would_again(answer):
+            answer = run.prover.refutation(group[0].schedule, until_s=until_s if done else math.inf)
+            if answer is not None and answer != OUT_OF_TIME and would_again(answer):
+                diary.add({}, {key: answer})
         if answer == OUT_OF_TIME:
             unproved += [candidate.name for candidate in group]
         elif answer is not None:

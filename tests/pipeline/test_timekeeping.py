@@ -129,8 +129,11 @@ def tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tuning:
     model, args = Wide(), (torch.randn(4, 4),)
     captured = capture(model, args, lowering=Lowering.ATEN)
 
-    def run(proof_s: float, turn_s: float, *, total_s: float = 60.0, **changes: Any) -> Found:
+    def run(
+        proof_s: float, turn_s: float, *, total_s: float = 60.0, meet: Callable[[Slow], object] = lambda session: None, **changes: Any
+    ) -> Found:
         session = Slow(captured.program, clock, proof_s, turn_s)
+        meet(session)
         preset = budget_for("quick", total_s)
         budget = dataclasses.replace(preset, search=dataclasses.replace(preset.search, evaluations=300))
         options = Options("cpu", "quick", budget, 0, Lowering.ATEN, True, None, True, False, "m")
@@ -261,6 +264,58 @@ def test_the_budget_that_is_named_includes_what_was_left_out(tuned: Tuning, proo
     assert set(timed(found.report)) < set(timed(again.report))
     assert not [item.what for item in again.left_out if "strategies" in item.what]
     assert "tuned" in timed(again.report)
+
+
+class Killed(BaseException):
+    """The job was killed."""
+
+
+@pytest.mark.parametrize(("failure", "again"), [(FailureKind.TIMEOUT, False), (FailureKind.CRASH, False), (FailureKind.MISMATCH, True)])
+def test_what_cost_an_interrupted_job_its_process_is_not_proved_again(
+    tuned: Tuning, monkeypatch: pytest.MonkeyPatch, failure: FailureKind, again: bool
+) -> None:
+    """Each time takes a process's start, or its time limit; a sequential schedule is proved all the same."""
+    asked = ("wavefront", "opara")
+    sessions: list[Slow] = []
+
+    def meet(session: Slow) -> None:
+        compare = session.compare
+        sessions.append(session)
+
+        def failing(schedule: Schedule, inputs: object, references: object) -> Comparison | Failure:
+            found = compare(schedule, inputs, references)
+            guilty = len(set(schedule.lane)) > 1 or (len(sessions) == 1 and max(schedule.width) > 1)
+            return Failure(failure, "it is gone") if guilty else found
+
+        monkeypatch.setattr(session, "compare", failing)
+
+    def killed(*call: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("autosched.pipeline.job._refined", killed)
+        with pytest.raises(Killed):
+            tuned(0.01, 0.001, meet=meet, strategies=asked, fresh=False)
+    found = tuned(0.01, 0.001, meet=meet, strategies=asked, fresh=False)
+    first, second = (session.compared for session in sessions)
+    spread = [schedule for schedule in first if len(set(schedule.lane)) > 1]
+    assert spread
+    assert all((schedule in second) == again for schedule in spread)
+    rows = {row.name: row.failure for row in found.report.strategies}
+    assert rows["sequential"] is rows["sequential_wide"] is None
+    assert all(rows[name] == Failure(failure, "it is gone") for name in asked)
+
+
+def test_what_an_interrupted_job_had_no_time_to_prove_is_proved(tuned: Tuning, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*call: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("autosched.pipeline.job._refined", killed)
+        with pytest.raises(Killed):
+            tuned(5.0, 0.06, total_s=1.0, fresh=False)
+    found = tuned(0.01, 0.001, fresh=False)
+    assert {"wavefront", "opara", "ios"} <= set(timed(found.report))
 
 
 @pytest.mark.parametrize("rest_s", [2.0, 5.0, 10.0, 15.0])

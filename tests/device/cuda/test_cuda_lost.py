@@ -13,7 +13,8 @@ from autosched.device.cuda.service import Bench, CudaService
 from autosched.device.worker_messages import Answer, OpenRequest, PairedRequest, RegionAnswer, RegionsRequest
 from autosched.runtime.cuda.graph import GraphCapturer
 from autosched.runtime.inductor.common import Refused
-from tests.conformance.fake_cuda import FakeCapture, FakeCuda
+from tests.conformance.fake_cuda import FakeCuda
+from tests.conformance.fake_cuda_values import FakeCapture
 from tests.conformance.fake_graphs import diamond
 from tests.conformance.fake_program import FakeProgram
 
