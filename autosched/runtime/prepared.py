@@ -24,6 +24,11 @@ _HOOKS = (
     "the loaded model: if the outputs are still the same, the schedule runs again, without these hooks"
 )
 
+_ELSEWHERE = (
+    "the model's weights are on {there} now, and its schedule was loaded where they were, on {here}: move the model back, or load the file "
+    "again where it is"
+)
+
 _UNREST = (
     "the model was changed before each of its last calls ({what}), and to bind its schedule again takes longer than a call; it is tried "
     "again after some calls. Keep outside of the model what changes from call to call"
@@ -182,6 +187,9 @@ class Prepared:
             return _MODE
         if change is Change.HOOKS:
             return _HOOKS
+        if there := self.watch.moved_to():
+            # Parked, say, to be back soon: what it was bound to is not given up for that.
+            return _ELSEWHERE.format(there=there, here=self.device)
         if self._unrest.leaves():
             return _UNREST.format(what=self.watch.what_changed() or "its weights")
         before = self.watch

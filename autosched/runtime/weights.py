@@ -87,6 +87,7 @@ class ModelWatch:
         self._parts = Items(parts.values())
         # A parameter may be several tensors; it is replaced as a whole.
         self._wholes = [table[key] for table, key in self._bound]
+        self._devices = [tensor.device for tensor in self._tensors]
         # A sparse tensor has no one place in memory.
         self._placed = [tensor for tensor in self._tensors if tensor.layout is torch.strided]
         self._steps = OptimizerSteps(() if frozen else self._wholes)
@@ -155,6 +156,15 @@ class ModelWatch:
         entries = zip(self._bound, self._wholes, strict=True)
         tensors = (key for (table, key), tensor in entries if _replaced(table, key, tensor))
         return next(chain(map(repr, self._settings.different()), map(repr, tensors)), "")
+
+    def moved_to(self) -> str:
+        """The device that a weight has been moved to since this was made, or nothing."""
+        now: list[Any] = self._tensors
+        if any(_replaced(table, key, tensor) for (table, key), tensor in zip(self._bound, self._wholes, strict=True)):
+            # In their order, and the parts of a whole are where it is.
+            now = [table.get(key) for table, key in self._bound[: len(now)]]
+        pairs = zip(now, self._devices, strict=False)
+        return next((str(tensor.device) for tensor, device in pairs if isinstance(tensor, torch.Tensor) and tensor.device != device), "")
 
     def _count(self) -> None:
         self._counts = DictCounts([*self._fixed, *self._settings.contents.tables])

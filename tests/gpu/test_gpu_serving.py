@@ -109,6 +109,18 @@ def test_weights_changed_in_place_or_replaced_are_the_next_answers(spread: Loade
     assert_like(spread(image(1)), model, image(1))
 
 
+def test_a_model_that_was_moved_away_is_served_again_once_it_is_back(spread_bundle: bytes, model: torch.nn.Module) -> None:
+    loaded = autosched.load(spread_bundle, model)
+    assert_like(loaded(image(1)), model, image(1))
+    model.cpu()
+    with torch.no_grad(), pytest.warns(FallbackWarning, match="weights are on cpu now"), pytest.raises(RuntimeError):
+        loaded(image(1))
+    model.cuda()
+    torch.full((1 << 20,), torch.nan, device="cuda")
+    assert_like(loaded(image(2)), model, image(2))
+    assert loaded.report().calls == 2
+
+
 def test_callers_on_several_streams_and_threads_take_turns(spread: LoadedModel, model: torch.nn.Module) -> None:
     wanted = [spread(image(seed)) for seed in range(4)]
     torch.cuda.synchronize()
