@@ -74,13 +74,10 @@ def compile_part(part: Part, place: str) -> None:
     if (mode := next((kind for kind, lowering in MODES.items() if lowering is part.lowering), None)) is not None:
         os.environ["AUTOSCHED_COMPILE_MODES"] = mode.value
         captured = lower_draft(original.draft(), Lowering.FUSED, device.key.kind)
-        rivals = Rivals(model, args, kwargs, device, compiled=True, source=from_zoo(part.model), progress=Silent())
-        try:
+        with Rivals(model, args, kwargs, device, compiled=True, source=from_zoo(part.model), progress=Silent()) as rivals:
             for rival in rivals.ready(captured, Yardstick(model, args, kwargs, 0).of(captured.program).answer):
                 taken = rival.round_us()
                 print(f"{part.name}, baseline {rival.name}: {taken.detail if isinstance(taken, Failure) else 'runs'}", flush=True)
-        finally:
-            rivals.close()
     found = prepare(part.lowering, original, device, Silent())
     if isinstance(found, NotHad):
         raise SystemExit(f"{part.name}: {found.why}")

@@ -14,6 +14,11 @@ from typing import Any
 import pytest
 
 from autosched.core.variants import Lowering
+from autosched.device.cuda.baselines import MODES
+from autosched.pipeline import preparing
+from autosched.pipeline.baselines import Rivals
+from autosched.pipeline.judge import External
+from autosched.pipeline.preparing import NotHad
 from experiments.calls import LEFT
 from experiments.h200 import ahead
 
@@ -100,3 +105,24 @@ def test_a_model_is_compiled_as_a_job_would(tmp_path: Path) -> None:
     ahead_part = ahead.Part("autosched:toy", Lowering.FUSED)
     assert ahead_part.name == "autosched_toy_fused"
     ahead.compile_part(ahead_part, "cpu")
+
+
+@pytest.mark.parametrize("lowering", [Lowering.MAX_AUTOTUNE, Lowering.INDUCTOR])
+def test_a_whole_model_is_compiled_as_a_baseline_and_then_as_a_lowering(lowering: Lowering, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without their compilers, which take a minute each."""
+    asked: list[object] = []
+
+    def ready(rivals: Rivals, *call: object) -> list[External]:
+        asked.append(rivals._modes)
+        return [External("eager", lambda: 1.0)]
+
+    def prepared(wanted: Lowering, *call: object) -> NotHad:
+        asked.append(wanted)
+        return NotHad("asked for")
+
+    monkeypatch.setenv("AUTOSCHED_COMPILE_MODES", "")
+    monkeypatch.setattr(Rivals, "ready", ready)
+    monkeypatch.setattr(preparing, "prepare", prepared)
+    with pytest.raises(SystemExit, match="asked for"):
+        ahead.compile_part(ahead.Part("autosched:toy", lowering), "cpu")
+    assert asked == [[kind for kind, mode in MODES.items() if mode is lowering], lowering]
