@@ -125,6 +125,20 @@ def write_json(target: Path, document: object) -> None:
     write_whole(target, json.dumps(document, indent=1) + "\n")
 
 
+def read_json(target: Path) -> Any:
+    """The document that :func:`write_json` wrote; ``None`` if there is none.
+
+    Nor is there where the file was cut off on its way from another machine: that is said, and whoever asks writes it anew.
+    """
+    try:
+        return json.loads(target.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        print(f"{target} cannot be read ({error}); it counts for nothing", file=sys.stderr, flush=True)
+        return None
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a process ended: its exit status (``None`` if its time was over) and what it printed."""

@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 
 from autosched.core.errors import DeviceMissing  # noqa: E402
-from experiments.calls import LATE, run_to_end, write_json  # noqa: E402
+from experiments.calls import LATE, read_json, run_to_end, write_json  # noqa: E402
 from experiments.devices import commit, key_of, results_of, title  # noqa: E402
 
 CPU_SUITE = (
@@ -166,7 +166,7 @@ def record(
         "took_s": round(time.monotonic() - begin, 1),
         "report": report,
     }
-    earlier = json.loads(target.read_text(encoding="utf-8")) if keep and target.exists() else None
+    earlier = read_json(target) if keep else None
     if "error" in report and earlier is not None and "error" not in earlier["report"]:
         limit_s = max(round(timeout_s), earlier["run"]["limit_s"])
         write_json(target, {**earlier, "run": {**earlier["run"], "limit_s": limit_s}, "again": report["error"]})

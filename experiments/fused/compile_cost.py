@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
-from experiments.calls import LEFT, Call, run_to_end, write_json  # noqa: E402
+from experiments.calls import LEFT, Call, read_json, run_to_end, write_json  # noqa: E402
 from experiments.devices import results_of  # noqa: E402
 from experiments.suite import environment, stem_of  # noqa: E402
 
@@ -162,8 +162,8 @@ def measure(model: str, arguments: argparse.Namespace, target: Path, call: Call)
         0, 1 if one failed, ``LEFT`` if one is left.
     """
     document: dict[str, Any] = {"environment": environment(), "model": model, "lowering": arguments.lowering}
-    if target.exists() and not arguments.again:
-        document |= json.loads(target.read_text(encoding="utf-8"))
+    if not arguments.again:
+        document |= read_json(target) or {}
 
     def lacks(name: str, *, retry: bool = False) -> bool:
         if retry and "error" in document.get(name, {}):

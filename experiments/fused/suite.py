@@ -16,7 +16,6 @@ the next call.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shutil
 import sys
@@ -32,7 +31,7 @@ sys.path.append(str(ROOT))
 
 from autosched.config import parse_seconds  # noqa: E402
 from autosched.pipeline.budget import budget_for  # noqa: E402
-from experiments.calls import LEFT, Call, compile_total_s, write_json  # noqa: E402
+from experiments.calls import LEFT, Call, compile_total_s, read_json, write_json  # noqa: E402
 from experiments.devices import results_of  # noqa: E402
 from experiments.suite import Run, environment, measure, outcome, stem_of  # noqa: E402
 
@@ -103,7 +102,7 @@ def runs_of(lowerings: Sequence[str]) -> list[str]:
 
 def read(target: Path) -> dict[str, Any]:
     """What earlier calls found; empty if nothing."""
-    found: dict[str, Any] = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
+    found: dict[str, Any] = read_json(target) or {}
     return found
 
 

@@ -61,8 +61,11 @@ class Archive:
         return {path: path.stat().st_mtime_ns for path in files if path.suffix != ".log" and path.name not in self._restless}
 
 
-def unpack(archive: Path, out: Path) -> None:
-    """What another machine has packed; all of it or nothing. A file that was cut off on its way is put aside, and costs no call."""
+def unpack(archive: Path, out: Path, last: str) -> None:
+    """What another machine has packed; all of it or nothing. A file that was cut off on its way is put aside, and costs no call.
+
+    Files named ``last`` come last: whoever finds one finds everything else.
+    """
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         try:
@@ -72,7 +75,14 @@ def unpack(archive: Path, out: Path) -> None:
             aside = archive.replace(archive.with_name(f"{archive.name}.unreadable"))
             print(f"{archive} cannot be read ({error}); it is {aside} now, and everything is begun anew", flush=True)
             return
-        shutil.copytree(folder, out, dirs_exist_ok=True)
+        shutil.copytree(folder, out, ignore=shutil.ignore_patterns(last), dirs_exist_ok=True)
+        shutil.copytree(
+            folder, out, ignore=lambda place, names: [name for name in names if _is_other_file(place, name, last)], dirs_exist_ok=True
+        )
+
+
+def _is_other_file(place: str, name: str, last: str) -> bool:
+    return name != last and not Path(place, name).is_dir()
 
 
 def _is_compiled(path: Path) -> bool:

@@ -13,7 +13,6 @@ that is ended by force keeps what it measured in ``--work``. Exit status: 0 the 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -27,7 +26,7 @@ from autosched.core.scratch import Scratch  # noqa: E402
 from autosched.datasets.store import Store  # noqa: E402
 from autosched.device.registry import device_named  # noqa: E402
 from autosched.pipeline.collecting import Aims  # noqa: E402
-from experiments.calls import LEFT  # noqa: E402
+from experiments.calls import LEFT, read_json  # noqa: E402
 from experiments.costmodel.collect import SUITE, measure, report  # noqa: E402
 from experiments.costmodel.shipping import folder_of, resume  # noqa: E402
 
@@ -41,10 +40,9 @@ _SHARE_S = 40.0
 
 def done_before(target: Path, asked: list[str]) -> set[str]:
     """Models that reached their aims in earlier calls, as the last one says."""
-    about = target / "about.json"
-    if not about.is_file():
+    said = read_json(target / "about.json")
+    if said is None:
         return set()
-    said = json.loads(about.read_text(encoding="utf-8"))
     return {name for name in asked if name in said["models"] and name not in said["unfinished"]}
 
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
-from experiments.calls import LEFT, Call, run_to_end, write_whole  # noqa: E402
+from experiments.calls import LEFT, Call, read_json, run_to_end, write_whole  # noqa: E402
 from experiments.devices import commit  # noqa: E402
 
 _LIMIT_S = 75.0
@@ -76,8 +76,7 @@ def main() -> int:
     target = arguments.out / "probes.json"
     machine = _machine(arguments.smoke)
     document: dict[str, Any] = {"schema": "autosched.probes/1", "machine": machine, "probes": {}}
-    if target.exists():
-        earlier = json.loads(target.read_text(encoding="utf-8"))
+    if (earlier := read_json(target)) is not None:
         if _identity(earlier["machine"]) != _identity(machine):
             parser.error(f"{target} has the answers of another machine ({_identity(earlier['machine'])}); name another folder")
         document["probes"] = earlier["probes"]

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -40,7 +39,7 @@ sys.path.append(str(ROOT))
 from autosched.core.errors import DeviceMissing  # noqa: E402
 from autosched.doctor import State  # noqa: E402
 from autosched.runtime.cuda.key import cuda_device_key  # noqa: E402
-from experiments.calls import LEFT, Call, run_logged, write_json  # noqa: E402
+from experiments.calls import LEFT, Call, read_json, run_logged, write_json  # noqa: E402
 from experiments.devices import commit, folder_name  # noqa: E402
 from experiments.h200.archive import CACHE, Archive, unpack  # noqa: E402
 
@@ -173,7 +172,8 @@ class Diary:
 
     def __init__(self, target: Path) -> None:
         self._target = target
-        self.steps: dict[str, dict[str, Any]] = json.loads(target.read_text(encoding="utf-8"))["steps"] if target.exists() else {}
+        # Without it every step has its turn again, and finds what it has done.
+        self.steps: dict[str, dict[str, Any]] = (read_json(target) or {"steps": {}})["steps"]
 
     def state(self, step: Step) -> str:
         """``left``, ``done`` or ``failed``."""
@@ -305,7 +305,7 @@ def main() -> int:
     whole = arguments.out.resolve()
     archive = Archive(whole, arguments.archive, {_DIARY}) if arguments.archive is not None else None
     if archive is not None and arguments.archive.exists() and not any(whole.glob(f"*/{_DIARY}")):
-        unpack(arguments.archive, whole)
+        unpack(arguments.archive, whole, _DIARY)
     if arguments.list:
         return tell(whole, plan)
     try:

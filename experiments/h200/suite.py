@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,7 +30,7 @@ sys.path.append(str(ROOT))
 from autosched.config import compile_modes, parse_seconds  # noqa: E402
 from autosched.core.errors import DeviceMissing  # noqa: E402
 from autosched.device.cuda.baselines import MODES  # noqa: E402
-from experiments.calls import LEFT, Call, another_s, compile_total_s, late_baselines  # noqa: E402
+from experiments.calls import LEFT, Call, another_s, compile_total_s, late_baselines, read_json  # noqa: E402
 from experiments.devices import results_of  # noqa: E402
 from experiments.suite import Run, outcome, record, stem_of  # noqa: E402
 
@@ -106,7 +105,7 @@ def measured(case: Case, folders: Sequence[Path]) -> bool:
 
 
 def _found(case: Case, folders: Sequence[Path]) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text(encoding="utf-8")) for folder in folders if (path := folder / case.file).is_file()]
+    return [found for folder in folders if (found := read_json(folder / case.file)) is not None]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,7 +17,6 @@ turn, and makes the exit status 1. ``--smoke`` does it with a small model and wr
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import os
 import random
@@ -39,7 +38,7 @@ sys.path.append(str(ROOT))
 
 from autosched.core.variants import Lowering  # noqa: E402
 from autosched.runtime.inductor.modes import mode_options  # noqa: E402
-from experiments.calls import LEFT, Call, compile_total_s  # noqa: E402
+from experiments.calls import LEFT, Call, compile_total_s, read_json  # noqa: E402
 from experiments.devices import results_of  # noqa: E402
 from experiments.serve.common import beside, parser_of, record  # noqa: E402
 
@@ -289,8 +288,8 @@ def main() -> int:
     limited = arguments.deadline < math.inf
     cases: dict[str, dict[str, Any]] = {}
     failed = False
-    if limited and target is not None and target.exists():
-        cases = {case["name"]: case for case in json.loads(target.read_text(encoding="utf-8"))["cases"]}
+    if limited and target is not None and (earlier := read_json(target)) is not None:
+        cases = {case["name"]: case for case in earlier["cases"]}
 
     def keep(case: dict[str, Any]) -> None:
         cases[case["name"]] = case

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
-from experiments.calls import run_to_end  # noqa: E402
+from experiments.calls import read_json, run_to_end  # noqa: E402
 from experiments.serve.common import bundle_bytes, interval, parser_of, percentile, record, results_of, tower  # noqa: E402
 
 MODELS = ("tower:300", "torchvision:googlenet", "timm:hrnet_w18")
@@ -173,8 +173,8 @@ def main() -> int:
     end = time.monotonic() + deadline_s
     target = None if arguments.smoke and arguments.out is None else arguments.out or results_of(arguments.device) / "load.json"
     cases: list[dict[str, Any]] = []
-    if arguments.missing and target is not None and target.exists():
-        cases = json.loads(target.read_text(encoding="utf-8"))["cases"]
+    if arguments.missing and target is not None and (earlier := read_json(target)) is not None:
+        cases = earlier["cases"]
         models = [name for name in models if name not in {case["model"] for case in cases}]
     failed = 0
     for place, name in enumerate(models):

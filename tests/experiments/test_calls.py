@@ -19,7 +19,7 @@ from autosched.core.variants import Lowering
 from autosched.device.cuda.baselines import BaselineKind
 from autosched.pipeline.adopting import TORCH_COMPILE
 from experiments import calls
-from experiments.calls import Call, another_s, compile_total_s, late_baselines, run_logged, run_to_end, write_json
+from experiments.calls import Call, another_s, compile_total_s, late_baselines, read_json, run_logged, run_to_end, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,6 +73,17 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monke
         write_json(target, {"a": 2})
     assert json.loads(target.read_text()) == {"a": 1}
     assert list(tmp_path.glob("folder/*.json")) == [target]
+
+
+@pytest.mark.parametrize("kept", [0, 7, -2])
+def test_a_file_that_was_cut_off_on_its_way_counts_for_nothing(tmp_path: Path, kept: int, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "a.json"
+    assert read_json(target) is None
+    write_json(target, {"answer": 42})
+    assert read_json(target) == {"answer": 42}
+    target.write_bytes(target.read_bytes()[:kept])
+    assert read_json(target) is None
+    assert f"{target} cannot be read" in capsys.readouterr().err
 
 
 def test_what_a_process_prints_and_how_it_ends(tmp_path: Path) -> None:

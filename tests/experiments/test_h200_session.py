@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -224,6 +226,43 @@ def test_another_machine_goes_on_from_the_archive(rig: Rig, tmp_path: Path) -> N
     rig.answers = {"c": [(1.0, 0)]}
     assert rig.call([*plan, step("c")], "--archive", str(archive)) == (0, [("c", 100)])
     assert [path.name for path in archive.parent.iterdir()] == [archive.name]
+
+
+def test_a_machine_that_is_taken_away_while_the_archive_is_unpacked_loses_nothing(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What says that steps are done is there when their results are: else they would never be made again."""
+    archive, plan = tmp_path / "session.tar.gz", [step("a"), step("b")]
+    for place in ("h100/data/rows", "h100/z/rows", "a/rows", "z/rows"):
+        (rig.out / place).parent.mkdir(parents=True, exist_ok=True)
+        (rig.out / place).write_text("rows")
+    assert rig.call(plan, "--archive", str(archive))[0] == 0
+    whole, copy = {path.relative_to(rig.out) for path in rig.out.rglob("*") if path.is_file()}, shutil.copy2
+    for most in range(1, len(whole)):
+        rig.out = tmp_path / f"elsewhere-{most}"
+        copied: list[object] = []
+
+        def taken_away(source: str, target: str, copied: list[object] = copied, most: int = most, **options: Any) -> object:
+            copied.append(target)
+            if len(copied) > most:
+                raise KeyboardInterrupt
+            return copy(source, target, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil.copytree, "__defaults__", (False, None, taken_away, False, False))
+            with pytest.raises(KeyboardInterrupt):
+                rig.call(plan, "--archive", str(archive))
+        assert not list(rig.out.glob("*/session.json"))
+        assert rig.call(plan, "--archive", str(archive))[0] == 0
+        assert {path.relative_to(rig.out) for path in rig.out.rglob("*") if path.is_file()} >= whole
+
+
+def test_a_diary_that_cannot_be_read_has_every_step_run_again(rig: Rig) -> None:
+    plan = [step("a"), step("b")]
+    assert rig.call(plan)[0] == 0
+    diary = rig.out / "h100" / "session.json"
+    diary.write_bytes(diary.read_bytes()[:20])
+    assert rig.call(plan) == (0, [("a", 100), ("b", 100)])
 
 
 @pytest.fixture

@@ -119,6 +119,17 @@ def test_a_call_stops_before_a_run_that_would_not_fit_and_the_next_goes_on(calle
     assert called(200.0, *asked) == (0, [])
 
 
+def test_a_result_that_was_cut_off_on_its_way_is_measured_again(called: Callable[..., tuple[int, Called]], tmp_path: Path) -> None:
+    asked = ("a:1", "a:2", "--batches", "1", "--dtypes", "float32")
+    for name in ("a:1", "a:2"):
+        result(tmp_path / "out", Case(name, 1, "float32"), None)
+    cut = tmp_path / "out" / "a_1_b1_float32.json"
+    cut.write_bytes(cut.read_bytes()[:-9])
+    code, made = called(50.0, *asked)
+    assert (code, [name for name, _ in made]) == (0, ["a_1_b1_float32.json"])
+    assert called(50.0, *asked) == (0, [])
+
+
 def test_a_model_whose_compilers_were_slow_keeps_no_other_from_its_turn(called: Callable[..., tuple[int, Called]]) -> None:
     asked = ("a:1", "a:2", "--batches", "1", "--dtypes", "float32", "--deadline", "520")
     code, made = called(250.0, *asked)
