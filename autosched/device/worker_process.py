@@ -7,6 +7,7 @@ kernel's parent-death signal where there is one, and because its input ends.
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import os
 import select
@@ -22,11 +23,14 @@ from autosched.core.records import FailureKind
 from autosched.device.registrations import describe_registrations
 from autosched.device.worker_messages import BOARD, LENGTH
 
+_logger = logging.getLogger(__name__)
+
 BY_OTHERS = " (by someone, or because memory ran out)"
 """In the words of a death that may be somebody else's doing, and says nothing of what was worked on."""
 _LOG_BYTES = 65536
 _POLL_S = 0.25
 _AWAY_S = 2.0  # what a process that wakes up late has not just been busy for
+_KILLED_S = 30.0  # until nobody waits any more for a process that was killed
 _DYING_S = 10.0  # until a process that has closed its pipes is gone: one that used a GPU, or much memory, takes a while
 
 
@@ -306,7 +310,11 @@ def _end(process: subprocess.Popen[bytes], stdin: object, answers: int, log: _Lo
     with contextlib.suppress(OSError):
         stdin.close()  # type: ignore[attr-defined]
     if ours:
-        process.wait()
+        # One that waits in the kernel for a GPU that no longer answers ends when that does, if ever: nobody else waits for it.
+        try:
+            process.wait(_KILLED_S)
+        except subprocess.TimeoutExpired:
+            _logger.warning("the measuring process %d was killed and is still there; what it holds of a GPU is not free", process.pid)
     with contextlib.suppress(OSError):
         os.close(answers)
     log.finish()

@@ -225,6 +225,29 @@ def test_a_process_that_closes_its_pipes_is_ended(opened: Open, program: Program
     assert isinstance(found[1], ScheduleRecord)
 
 
+def test_nobody_waits_for_ever_for_a_process_that_a_kill_does_not_end(
+    program: Program, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It waits in the kernel, for a GPU that no longer answers."""
+    waited: list[float | None] = []
+
+    def wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        assert timeout is not None, "the job would hang"
+        waited.append(timeout)
+        raise subprocess.TimeoutExpired("a measuring process", timeout)
+
+    session = CpuSession(*branches_program(branches=BRANCHES, depth=DEPTH, size=16), timeout_s=60.0, max_lanes=2, widths=(1,))
+    assert isinstance(session.schedules([sequential(program.graph)], rounds=1)[0], ScheduleRecord)
+    child = session._worker._child
+    assert child is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "wait", wait)
+        session.close()
+    assert waited[-1] == worker_process._KILLED_S
+    assert f"the measuring process {child.pid} was killed and is still there" in caplog.text
+    assert child._process.wait(60.0) == -signal.SIGKILL
+
+
 def test_hang_is_a_timeout_and_the_process_is_gone(opened: Open, program: Program) -> None:
     opened("kernel(slots)", timeout_s=2.0).schedules([sequential(program.graph)], rounds=1)
     session = opened("if once(): time.sleep(1000)\nkernel(slots)", timeout_s=2.0)
