@@ -129,6 +129,8 @@ def internal_constant() -> Program:
 _OUTPUTS = PROGRAM.graph.outputs
 _CONSTANT = made("aten::t.default", Ref(4), 7)
 
+_MANY_RESULTS = Call("aten::relu.default", (), (), (-1,) * 1_500_000)
+
 FAULTS: dict[str, tuple[Change, str]] = {
     "more values than any program has": (graph(values=PROGRAM.graph.values * 100_000), "2100000 values"),
     "more operators than any program has": (graph(operators=PROGRAM.graph.operators * 6_000), "operators; expected at most"),
@@ -149,6 +151,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "a wide argument below nought": (call(args=(Ref(2), -_OFF)), "does not fit 64 bits"),
     "a wide argument in a list": (call(args=(Ref(2), Many((_OFF,)))), "does not fit 64 bits"),
     "results without end": (call(outputs=(-1,) * 4_000_001), "more than 4000000 arguments and results"),
+    "results without end, of several calls": (program(prologue=(_MANY_RESULTS,) * 3), "more than 4000000 arguments and results"),
     "an argument of the prologue": (prologue(made("aten::neg.default", Ref(_COUNT), 7)), "call aten::neg.default names value"),
     "a read value that is none": (operator(0, reads=(_COUNT,)), "operator 0 names value"),
     "a written value that is none": (operator(0, writes=(_COUNT,)), "operator 0 names value"),
@@ -204,6 +207,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "a prologue that makes a value twice": (program(prologue=(*PROGRAM.prologue, _CONSTANT)), "exists already"),
     "a prologue that makes a parameter": (program(prologue=(made("aten::t.default", Ref(2), 4),)), "exists already"),
     "a constant that is made by an operator": (bound(0, value=19), "constants by origin, but not by role"),
+    "a prologue that makes an input": (prologue(made("aten::neg.default", Ref(2), 0)), "constants by origin, but not by role"),
     "a constant of no origin": (program(bindings=PROGRAM.bindings[:-1]), r"constants \[6\] come from nowhere"),
     "a constant of no origin that is returned": (
         lambda: dataclasses.replace(
@@ -264,7 +268,10 @@ GOOD: dict[str, Change] = {
     "inputs of as much memory as may be": far_apart((2**29 - 32 - 8) // 3),
     "an input of no elements": spec(0, shape=(0, 8)),
     "a constant inside the prologue": internal_constant,
-    "a factory that needs no import": tree(default_dict("builtins", "list")),
+    **{
+        f"a factory: {name}": tree(default_dict("builtins", name))
+        for name in ("list", "dict", "set", "tuple", "int", "float", "str", "bool")
+    },
     "a dict of every plain kind of key": tree(node("builtins.dict", '[1, 0.5, true, "a"]', *[_LEAF] * 4)),
     "an ordered dict": tree(node("collections.OrderedDict", '["a", "b"]', _LEAF, _LEAF)),
     "an object": tree(opened("a", "b")),
