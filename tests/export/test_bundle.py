@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from autosched.core.errors import ArtifactCorrupt, IllegalSchedule, UnsupportedGraph, UsageError
+from autosched.core.program import ConstantSource
 from autosched.core.program_json import encode_program
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
@@ -162,6 +163,40 @@ def test_a_literal_keeps_its_strides() -> None:
     literal = read_bundle(data).literals["range"]
     assert literal.stride() == (1,)
     assert torch.equal(literal, torch.arange(8.0))
+
+
+def _with_strides(strides: tuple[int, ...]) -> bytes:
+    """A bundle whose only literal, eight numbers, is to be laid out with ``strides``."""
+    bundle = two_branches_bundle(TwoBranches().eval())
+    place = next(binding.value for binding in bundle.program.bindings if binding.source is ConstantSource.LITERAL)
+    values = list(bundle.program.graph.values)
+    values[place] = dataclasses.replace(values[place], spec=dataclasses.replace(values[place].spec, strides=strides))
+    program = dataclasses.replace(bundle.program, graph=dataclasses.replace(bundle.program.graph, values=tuple(values)))
+    key = bundle.key
+    made = writer.make_bundle(program, sequential(program.graph), bundle.evidence, bundle.literals, key.device, key.software)
+    return encode_bundle(made)
+
+
+@pytest.mark.parametrize(
+    ("strides", "laid_out"),
+    [((), (1,)), ((1,), (1,)), ((2,), (2,)), ((4,), (4,)), ((0,), (1,))],  # eight in one place cannot be written one by one
+)
+def test_a_literal_is_laid_out_as_its_program_says(strides: tuple[int, ...], laid_out: tuple[int, ...]) -> None:
+    literal = read_bundle(_with_strides(strides)).literals["range"]
+    assert literal.stride() == laid_out
+    assert torch.equal(literal, torch.arange(8.0))
+
+
+def test_a_literal_that_would_be_mostly_gaps_is_refused() -> None:
+    with pytest.raises(ArtifactCorrupt, match="waste memory"):
+        read_bundle(_with_strides((5,)))
+
+
+def test_a_bundle_of_two_shapes_is_not_read_as_one() -> None:
+    data = encode_bundle(*shapes_of(TwoBranches().eval(), 1, 4))
+    assert len(read_bundles(data)) == 2
+    with pytest.raises(UsageError, match="holds 2 shapes"):
+        read_bundle(data)
 
 
 def test_a_sequential_schedule_travels_too() -> None:

@@ -97,6 +97,30 @@ def _foreign_literal() -> bytes:
     return with_file("literals.safetensors", literals)
 
 
+def _literal(**tensors: torch.Tensor) -> bytes:
+    return with_file("literals.safetensors", safetensors.torch.save(tensors))
+
+
+def _key(**changes: str) -> Callable[[], bytes]:
+    """The bundle with another key of its shape."""
+    return lambda: _manifest(shapes=[{**_shape_keys()[0], **changes}])
+
+
+def _unlisted() -> bytes:
+    files = files_of(DATA)
+    listed = json.loads(files[MANIFEST])["files"]
+    del listed["shapes/0/schedule.json"]
+    return _manifest(files=listed)
+
+
+def _new_manifest_of_the_old_layout() -> bytes:
+    return sealed({name.removeprefix("shapes/0/"): data for name, data in files_of(DATA).items()})
+
+
+def _evidence(edit: Callable[[Any], Any]) -> Callable[[], bytes]:
+    return lambda: with_json("evidence.json", edit)
+
+
 def _manifest(base: bytes = DATA, **changes: Any) -> bytes:
     files = files_of(base)
     manifest = {**json.loads(files[MANIFEST]), **changes}
@@ -205,6 +229,45 @@ _FAULTS: dict[str, tuple[Callable[[], bytes], type[ArtifactError], str]] = {
         ArtifactCorrupt,
         "measured time is not positive",
     ),
+    "a time below nought": (
+        _evidence(lambda tree: tree["report"]["strategies"][1].update(measured_us=-1.0)),
+        ArtifactCorrupt,
+        "measured time is not positive",
+    ),
+    "more starts than ends": (_evidence(lambda tree: tree["planned"]["end_us"].pop() and None), ArtifactCorrupt, "planned times of"),
+    "times of an operator too few": (
+        _evidence(lambda tree: [times.pop() for times in tree["measured"].values()] and tree),
+        ArtifactCorrupt,
+        "measured times of",
+    ),
+    "a time of a single operator alone": (
+        _evidence(lambda tree: {**tree, "solo_us": [1.0]}),
+        ArtifactCorrupt,
+        "1 times of operators alone",
+    ),
+    "a time without end": (
+        lambda: with_file("evidence.json", files_of(DATA)["shapes/0/evidence.json"].replace(b'"end_us":[', b'"end_us":[1e999,', 1)),
+        ArtifactCorrupt,
+        "evidence.json",
+    ),
+    "a literal of another name": (lambda: _literal(other=torch.arange(8.0)), ArtifactCorrupt, "range is absent"),
+    "a literal of another shape": (lambda: _literal(range=torch.arange(9.0)), ArtifactCorrupt, "range is absent, or not"),
+    "a literal of another dtype": (lambda: _literal(range=torch.arange(8)), ArtifactCorrupt, "range is absent, or not"),
+    "a literal that nobody reads": (
+        lambda: _literal(range=torch.arange(8.0), more=torch.arange(8.0)),
+        ArtifactCorrupt,
+        "no program reads: \\['more'\\]",
+    ),
+    "a file that no shape has": (lambda: sealed({**files_of(DATA), "shapes/0/more.json": b"{}"}), ArtifactCorrupt, "no schedule file does"),
+    "a manifest within a shape": (
+        lambda: sealed({**files_of(DATA), "shapes/0/manifest.json": b"{}"}),
+        ArtifactCorrupt,
+        "no schedule file does",
+    ),
+    "a file that the manifest does not list": (_unlisted, ArtifactCorrupt, "the manifest lists"),
+    "the old layout with a manifest of today": (_new_manifest_of_the_old_layout, ArtifactCorrupt, "the files are not those of as many"),
+    "the key of another graph": (_key(graph="0" * 64), ArtifactCorrupt, "its hash is .* but the manifest says '000000000000'"),
+    "the key of another model": (_key(model="0" * 64), ArtifactCorrupt, "not those of the manifest"),
     "a lane too far": (
         lambda: with_json("schedule.json", lambda schedule: {**schedule, "lane": [10**9, *schedule["lane"][1:]]}),
         ArtifactCorrupt,
