@@ -172,7 +172,7 @@ class OpGraph:
         before: list[list[int]] = [[] for _ in self.operators]
         for edge in self.edges:
             before[edge.after].append(edge.before)
-        return tuple(tuple(sorted(items)) for items in before)
+        return tuple(map(tuple, before))  # the edges are in order
 
     @computed_once
     def successors(self) -> tuple[tuple[int, ...], ...]:
@@ -180,7 +180,7 @@ class OpGraph:
         after: list[list[int]] = [[] for _ in self.operators]
         for edge in self.edges:
             after[edge.before].append(edge.after)
-        return tuple(tuple(sorted(items)) for items in after)
+        return tuple(map(tuple, after))
 
     @computed_once
     def reachable(self) -> tuple[int, ...]:
