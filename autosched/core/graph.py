@@ -230,12 +230,11 @@ def _derive_edges(graph: OpGraph) -> tuple[Edge, ...]:
         touched = {graph.values[value].storage for value in (*operator.reads, *operator.writes)} | written
         for storage in touched:
             # A view made of a storage reads it; the first writer of a fresh storage has nobody before it.
-            if (writer := last_writers.get(storage)) is not None and writer != operator.index:
+            if (writer := last_writers.get(storage)) is not None:
                 found.setdefault((writer, operator.index), EdgeKind.MUTATION)
             if storage in written:
                 for reader in readers.get(storage, ()):
-                    if reader != operator.index:
-                        found.setdefault((reader, operator.index), EdgeKind.MUTATION)
+                    found.setdefault((reader, operator.index), EdgeKind.MUTATION)
         for storage in touched:
             if storage in written:
                 last_writers[storage] = operator.index

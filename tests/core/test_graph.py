@@ -132,6 +132,13 @@ def test_what_is_changed_in_place_is_used_whether_or_not_it_is_listed_as_read(re
     assert graph.reachable == (0b1110, 0b1100, 0b1000, 0)
 
 
+def test_a_second_change_waits_for_the_first_and_not_for_those_that_the_first_waited_for() -> None:
+    graph = made_and_changed(reads=(1,))
+    again = dataclasses.replace(graph.operators[2], index=3, name="again")
+    twice = OpGraph((*graph.operators[:3], again), graph.values, (0,), (2,))
+    assert {(edge.before, edge.after) for edge in twice.edges} == {(0, 1), (0, 2), (0, 3), (1, 2), (2, 3)}
+
+
 def test_readers_of_memory_that_is_changed_later_may_run_together() -> None:
     values = tuple(value(index, ValueRole.INPUT if index == 0 else ValueRole.INTERMEDIATE) for index in range(4))
     change = Operator(2, "change", (Call("aten::zero_.default", (Ref(0),), (), (-1,)),), (0,), (), (0,), 0, 24, 24, "zero_", "")
@@ -285,6 +292,7 @@ def test_kernels_that_differ_in_speed_have_different_signatures(name: str) -> No
         (lambda g: _with(g, 3, calls=(Call("aten::add.Tensor", (Ref(2),), (("other", Ref(1)),), (4,)),)), r"reads values \[1\]"),
         (lambda g: _with(g, 3, calls=(*g.operators[3].calls, Call("aten::neg.default", (Ref(4),), (), (1,)))), "exists already"),
         (lambda g: _with(g, 3, calls=g.operators[3].calls * 2), "exists already"),
+        (lambda g: _with(g, 3, calls=(*g.operators[3].calls, Call("aten::neg.default", (Ref(4),), (), (0,)))), "exists already"),
         (lambda g: dataclasses.replace(g, outputs=(9,)), "made by no operator"),
         (lambda g: dataclasses.replace(g, operators=g.operators[::-1]), "has index"),
         (
@@ -322,6 +330,15 @@ def test_signatures_ignore_which_tensor_but_see_sharing_and_literals() -> None:
     assert kernel_signature([Call("aten::add.Tensor", (Ref(1), NonFinite("inf")), (), (3,))], values) != one
 
 
+def test_a_result_that_nobody_uses_makes_no_signature_depend_on_other_values() -> None:
+    call = Call("aten::max.dim", (Ref(1), 0), (), (0, -1))
+    values = (value(0), value(1))
+    wide = Value(2, TensorSpec((9,), "float32", (1,)), ValueRole.INTERMEDIATE, 2)
+    assert kernel_signature([call], values) == kernel_signature([call], (*values, wide))
+    other = dataclasses.replace(call, outputs=(-1, -1))
+    assert kernel_signature([call], values) != kernel_signature([other], values)
+
+
 def test_topological_refuses_a_cycle() -> None:
     assert topological(3, [[2], [0], []]) == (2, 0, 1)
     with pytest.raises(InvalidGraph, match=r"\[0, 1\]"):
@@ -337,7 +354,8 @@ def _with(graph: OpGraph, index: int, **changes: object) -> OpGraph:
 def test_a_call_may_read_what_an_earlier_call_of_its_operator_made() -> None:
     first = Call("aten::add.Tensor", (Ref(2), Ref(3)), (), (5,))
     then = Call("aten::neg.default", (Ref(5),), (), (4, -1))
-    graph = _with(diamond(), 3, calls=(first, then))
+    unused = Call("aten::max.dim", (Ref(5), 0), (), (-1, -1))  # of which nothing is used, more than once
+    graph = _with(diamond(), 3, calls=(first, unused, then))
     dataclasses.replace(graph, values=(*graph.values, value(5, ValueRole.INTERNAL))).validate()
 
 
@@ -355,3 +373,9 @@ def test_width_is_that_of_the_widest_level() -> None:
     assert OpGraph((), (), (), ()).width == 0
     chain = OpGraph((unary(0, 0, 1), unary(1, 1, 2)), (value(0, ValueRole.INPUT), value(1), value(2)), (0,), (2,))
     assert chain.width == 1
+
+
+def test_an_operator_is_on_the_level_after_the_last_that_it_waits_for() -> None:
+    join = Operator(2, "join", (Call("aten::add.Tensor", (Ref(1), Ref(2)), (), (3,)),), (1, 2), (3,), (), 0, 0, 0, "", "")
+    values = (value(0, ValueRole.INPUT), value(1), value(2), value(3))
+    assert OpGraph((unary(0, 0, 1), unary(1, 1, 2), join), values, (0,), (3,)).width == 1
