@@ -283,14 +283,18 @@ def op_graphs(draw: st.DrawFn, max_operators: int = 14) -> OpGraph:
         reads = draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=3, unique=True))
         own = [value for value in reads if values[values[value].storage].role is ValueRole.INTERMEDIATE]
         kind = draw(st.sampled_from(("plain", "plain", "view", "mutate", "mutate_view", "many")))
+        given = tuple(reads)
         mutates = tuple(own[:1]) if kind.startswith("mutate") else ()
+        if mutates and draw(st.booleans()):
+            # As captured operators have it: what is changed is not listed as read.
+            reads.remove(mutates[0])
         writes: list[int] = []
         for _ in range(draw(st.integers(2, 3)) if kind == "many" else 1):
             alias = kind in ("view", "mutate_view") or (kind == "many" and draw(st.booleans()))
             storage = values[(mutates or reads)[0]].storage if alias else len(values)
             writes.append(len(values))
             values.append(Value(len(values), _SPEC, ValueRole.INTERMEDIATE, storage))
-        call = Call(f"aten::fake{kind}.default", tuple(Ref(value) for value in reads), (), tuple(writes))
+        call = Call(f"aten::fake{kind}.default", tuple(map(Ref, given)), (), tuple(writes))
         operators.append(Operator(index, f"op{index}", (call,), tuple(reads), tuple(writes), mutates, 0, 0, 0, "", ""))
     made = [value.index for value in values if value.role is ValueRole.INTERMEDIATE]
     outputs = draw(st.lists(st.sampled_from(made), min_size=1, max_size=3, unique=True))
