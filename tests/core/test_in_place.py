@@ -22,6 +22,9 @@ from autosched.core.in_place import (
     overwriting,
 )
 from autosched.core.program import Call, Many, Program, Ref, WriteBack
+from autosched.core.schedule import sequential
+from autosched.runtime.in_place import granted
+from autosched.runtime.plan import make_plan
 from tests.conformance.graphs import Recorder
 from tests.conformance.stateful_programs import random_stateful_program
 
@@ -188,6 +191,29 @@ def test_launches_overwrite_the_copy_that_a_compiled_program_makes(manner: Manne
     assert in_graph_order(program.graph, chain)
     # Something reads what a second run would not find again.
     assert not chain.repeatable
+
+
+def _with_launch(program: Program, index: int, **changes: object) -> Program:
+    operators = list(program.graph.operators)
+    operators[index] = dataclasses.replace(operators[index], **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(program, graph=dataclasses.replace(program.graph, operators=tuple(operators)))
+
+
+def test_a_launch_that_changes_the_copy_by_what_it_reads_of_the_old_comes_too_late() -> None:
+    program = _with_launch(copied_and_changed(Manner.PLACES), 3, reads=(0, 2))
+    (chain,) = chains_of(program)
+    assert others_using(program.graph, chain.links[0]) == (2, 3)
+    assert overwriting(program.graph, chain.links[0]) == (3,)
+    assert not in_graph_order(program.graph, chain)
+    assert granted(program, make_plan(program.graph, sequential(program.graph))) == ()
+
+
+def test_a_launch_that_changes_other_memory_does_not_overwrite_the_copy() -> None:
+    plain = copied_and_changed(Manner.PLACES)
+    program = _with_launch(plain, 2, mutates=(2,), reads=(0,))
+    (chain,) = chains_of(program)
+    assert overwriting(program.graph, chain.links[0]) == (3,)
+    assert [item.write for item in granted(program, make_plan(program.graph, sequential(program.graph)))] == [0]
 
 
 def test_a_second_run_of_launches_is_as_good_as_they_say() -> None:

@@ -147,6 +147,13 @@ def test_so_is_the_baseline_that_cannot_be_kept() -> None:
     assert "torch_compile is faster still" in judge(times, [], ["sequential"], ["torch_compile"], None).verdict
 
 
+def test_a_wide_floor_alone_forbids_no_claim_beyond_it() -> None:
+    clear = paired_ratio([600.0, 601.0, 599.0] * 10, [1000.0] * 30)
+    assert claimable(clear, 30.0, restless=False)
+    assert not claimable(clear, 30.0, restless=True)
+    assert not claimable(clear, 50.0, restless=False)
+
+
 def test_a_restless_machine_decides_nothing() -> None:
     _, judgement = run(1000.0, 2000.0, 900.0, noise=0.9)
     assert judgement.unstable
@@ -270,6 +277,40 @@ def test_rounds_end_before_the_deadline_and_never_below_the_least(monkeypatch: p
     times = interleave(session, named, [], rounds=40, deadline=deadline_s, progress=Silent(), anchor="sequential")
     assert len(times.columns["sequential"]) == rounds
     assert session.now_s <= max(deadline_s, 14.0)
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3, 5, 6])
+def test_fewer_rounds_than_the_least_are_made_where_no_more_are_wanted(rounds: int) -> None:
+    session = SessionDouble(lambda schedule: 100.0)
+    outside = [External("eager", lambda: 100.0)]
+    times = interleave(session, [("sequential", SEQUENTIAL)], outside, rounds=rounds, deadline=0.0, progress=Silent(), anchor="sequential")
+    assert [len(column) for column in (*times.columns.values(), times.again)] == [rounds] * 3
+
+
+def test_of_rounds_one_by_one_a_baseline_runs_before_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Quickening(Timed):
+        """Rounds of two seconds, and alone of one second."""
+
+        def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
+            events.append(f"{rounds} rounds")
+            answer = super().paired(schedules, rounds=rounds)
+            if rounds == 1:
+                self.now_s -= 1.0
+            return answer
+
+    def eager() -> float:
+        events.append("eager")
+        return 100.0
+
+    events: list[str] = []
+    named, outside = [("sequential", SEQUENTIAL)], [External("eager", eager)]
+    interleave(Quickening(monkeypatch), named, outside, rounds=40, deadline=19.0, progress=Silent(), anchor="sequential")
+    assert events == [
+        "eager", "eager", "4 rounds", "eager", "eager",
+        "eager", "eager", "4 rounds", "eager", "eager",
+        "1 rounds", "eager",
+        "eager", "1 rounds",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(-5.0, 15), (45.0, 15), (61.0, 20), (1000.0, 48)])
