@@ -121,6 +121,20 @@ def forbidden() -> dict[str, tuple[Cache, Ref, tuple[Ref, ...]]]:
         cache, cache.recorder.run("aten::t.default", turned), (),
     )  # fmt: skip
     cache = Cache()
+    between = cache.placed(cache.cache)
+    found["its second call reads what it would overwrite"] = (cache, cache.recorder.run("aten::add.Tensor", between, between), ())
+    cache = Cache()
+    between = cache.recorder.run("aten::add.Tensor", cache.cache, cache.cache)
+    found["its first call reads what it would overwrite"] = (cache, cache.placed(between), ())
+    cache = Cache()
+    between = cache.placed(cache.cache)
+    cache.recorder.run("aten::relu_.default", between)
+    found["what was between is changed by another"] = (cache, cache.placed(between), ())
+    cache = Cache()
+    made = cache.placed(cache.cache)
+    cache.recorder.run("aten::relu_.default", made)
+    found["what was made is changed by another"] = (cache, made, ())
+    cache = Cache()
     strided = cache.recorder.run("aten::as_strided.default", cache.x, Many((6,)), Many((1,)), 0)
     found["something addresses memory from its start"] = (cache, cache.placed(cache.cache), (strided,))
     return found

@@ -14,7 +14,7 @@ import pytest
 from autosched.core.progress import Silent
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, make_schedule, sequential
-from autosched.device.timing import noise_floor_pct, paired_ratio
+from autosched.device.timing import Ratio, noise_floor_pct, paired_ratio
 from autosched.pipeline.judge import Duel, External, Judgement, Times, claimable, duel, finalists, interleave, judge
 from tests.conformance.graphs import TwoBranches, two_branches_program
 from tests.conformance.session_double import SessionDouble
@@ -75,6 +75,19 @@ def test_a_candidate_that_dies_in_the_duel_is_not_kept() -> None:
     judgement = judge(times, ["beam"], ["sequential", "sequential_wide"], [], Failure(FailureKind.CRASH, "boom"))
     assert judgement.chosen == "sequential"
     assert "boom" in judgement.verdict
+    assert judgement.ratio == Ratio(1.0, 1.0, 1.0, 40)
+    assert not judgement.restless
+    assert not judgement.unstable
+
+
+@pytest.mark.parametrize(("candidates", "words"), [(["beam"], "no candidate could be measured"), ([], "nothing else to choose from")])
+def test_without_a_candidate_the_best_sequential_schedule_is_kept(candidates: list[str], words: str) -> None:
+    times, _ = run(1000.0, 900.0, Failure(FailureKind.CRASH, "boom"))
+    judgement = judge(times, candidates, ["sequential", "sequential_wide"], [], None)
+    assert judgement.chosen == "sequential_wide"
+    assert judgement.ratio == Ratio(1.0, 1.0, 1.0, 40)
+    assert words in judgement.verdict
+    assert not judgement.unstable
 
 
 def test_a_report_has_the_raw_times_of_every_round_and_the_second_column_of_the_anchor() -> None:
@@ -172,6 +185,7 @@ def test_a_change_of_pace_that_cancels_within_each_round_hides_no_winner_and_no_
     assert judgement.restless
     assert judgement.unstable == (not certain)
     assert ("changed its pace" in judgement.verdict) == certain
+    assert f"{chosen} kept" in judgement.verdict
     assert ("too noisy" in judgement.verdict) == (not certain)
 
 
@@ -413,5 +427,6 @@ def test_a_gain_beyond_the_floor_that_the_interval_does_not_bear_out_is_not_call
     candidate = [900.0, 910.0, 920.0, 930.0, 940.0, 1100.0, 1110.0, 1120.0, 945.0, 1105.0] * 2
     judgement = judge(times, ["beam"], ["sequential", "sequential_wide"], [], Duel(tuple(candidate), tuple(base), tuple(base)))
     assert judgement.chosen == "sequential"
+    assert "the best candidate, beam, is" in judgement.verdict
     assert "not certain" in judgement.verdict
     assert "noise floor" not in judgement.verdict
