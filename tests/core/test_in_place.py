@@ -170,6 +170,30 @@ def test_a_later_call_of_the_same_operator_that_reads_the_old_contents_forbids_i
     assert chains_in(graph, program.writes) == ()
 
 
+def test_calls_of_one_operator_may_be_a_chain() -> None:
+    recorder = Recorder()
+    cache, x = recorder.input(torch.zeros(4, 6)), recorder.input(torch.ones(4, 6))
+    final = recorder.region(("aten::mul.Scalar", [cache, 0.5]), ("aten::add.Tensor", [None, x]))
+    program = dataclasses.replace(recorder.build([final]), writes=(WriteBack(cache.value, final.value),))
+    (chain,) = chains_of(program)
+    assert [(link.operator, link.call) for link in chain.links] == [(0, 0), (0, 1)]
+    assert in_graph_order(program.graph, chain)
+
+
+def test_a_later_call_of_the_same_operator_that_reads_nothing_but_the_old_contents_forbids_it() -> None:
+    recorder = Recorder()
+    cache = recorder.input(torch.zeros(4, 6))
+    doubled = recorder.run("aten::mul.Scalar", cache, 2.0)
+    summed = recorder.run("aten::sum.default", cache)
+    program = dataclasses.replace(recorder.build([doubled, summed]), writes=(WriteBack(cache.value, doubled.value),))
+    first, second = program.graph.operators
+    for calls, allowed in ((first.calls + second.calls, 0), (second.calls + first.calls, 1)):
+        merged = dataclasses.replace(first, calls=calls, writes=(doubled.value, summed.value))
+        graph = dataclasses.replace(program.graph, operators=(merged,))
+        graph.validate()
+        assert len(chains_in(graph, program.writes)) == allowed
+
+
 def copied_and_changed(manner: Manner, *outputs: int) -> Program:
     """A compiled program: its second launch copies a cache, the third reads the cache, the fourth changes the copy, the last reads it."""
     spec = TensorSpec((4, 6), (6, 1), "float32")

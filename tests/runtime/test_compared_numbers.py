@@ -145,12 +145,26 @@ def test_what_is_not_finite_is_looked_for_in_every_part() -> None:
 
 
 def test_integers_far_apart_say_how_far() -> None:
-    reference = torch.zeros(_LONG, dtype=torch.int64)
+    reference = torch.ones(_LONG, dtype=torch.int64)
     for place in (0, _LONG - 1):
         off = reference.clone()
-        off[place] = 7
+        off[place] = 8
         found = compare([off], [reference])
-        assert (found.within_tolerance, found.max_abs_error) == (False, 7.0)
+        assert (found.within_tolerance, found.bitwise, found.max_abs_error) == (False, False, 7.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64])
+def test_integers_that_floats_cannot_tell_apart_must_be_equal_too(dtype: torch.dtype) -> None:
+    one, other = (torch.tensor([number], dtype=dtype) for number in (2**60, 2**60 + 1))
+    assert compare([one], [one.clone()]).bitwise
+    assert not compare([other], [one]).within_tolerance
+
+
+def test_an_output_of_nothing_but_other_bits_of_no_number_agrees() -> None:
+    one = torch.tensor([NAN, NAN])
+    other = torch.tensor([0x7FC00001, 0x7FC00002], dtype=torch.int32).view(torch.float32)
+    found = compare([other], [one])
+    assert (found.within_tolerance, found.bitwise, found.max_abs_error) == (True, False, 0.0)
 
 
 def test_outputs_are_compared_place_by_place_however_they_lie_in_memory() -> None:

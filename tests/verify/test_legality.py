@@ -108,6 +108,19 @@ def test_what_is_wrong_with_a_plan_is_named(name: str) -> None:
         assert any(wanted in line for line in found), found
 
 
+def test_a_view_of_a_constant_is_not_dropped() -> None:
+    values = list(GRAPH.values)
+    values[5] = dataclasses.replace(values[5], storage=6)
+    graph = dataclasses.replace(GRAPH, values=tuple(values), operators=(*GRAPH.operators[:4], _operator(4, (6,), 5)))
+    graph.validate()
+    schedule = make_schedule(graph, SCHEDULE.order, SCHEDULE.lane)
+    right = make_plan(graph, schedule)
+    assert plan_violations(graph, schedule, right) == []
+    steps = (*right.steps[:4], dataclasses.replace(right.steps[4], frees=(5,)))
+    dropped = dataclasses.replace(right, steps=steps, held=tuple(value for value in right.held if value != 5))
+    assert any("not the plan's to give back" in line for line in plan_violations(graph, schedule, dropped))
+
+
 def test_an_extra_edge_is_to_be_kept_as_well() -> None:
     extra = dataclasses.replace(SCHEDULE, extra_edges=((1, 2),))
     assert plan_violations(GRAPH, extra, PLAN) == ["op2 does not wait for op1 (extra edge)"]
