@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosched.core.graph import OpGraph
+from autosched.core.graph import OpGraph, ValueRole
 from autosched.core.in_place import Link
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, make_schedule, sequential
@@ -183,6 +184,92 @@ def test_each_fault_has_its_words(changes: dict[str, object], words: str) -> Non
     assert audit_graph(graph, plan, hand_made(), expected_nodes=(1, 1)).sound
     found = audit_graph(graph, plan, hand_made(**changes), expected_nodes=(1, 1)).problems
     assert any(words in line for line in found), found
+
+
+def random_capture(rng: random.Random, graph: OpGraph) -> CapturedGraph:
+    """A capture of up to three kernels for each operator, with most of the edges that it should have, in random memory."""
+    operators = [operator for operator in range(len(graph)) for _ in range(rng.choice((0, 1, 1, 1, 2, 3)))]
+    owners = sorted([*operators, -1], key=lambda _: rng.random())
+    nodes = tuple(GraphNode(NodeKind.EVENT if owner < 0 else NodeKind.KERNEL, owner) for owner in owners)
+    wanted = [
+        (first, last)
+        for first, before in enumerate(owners)
+        for last, after in enumerate(owners)
+        if min(before, after) >= 0 and graph.reachable[before] >> after & 1
+    ]
+    lost = rng.choice((0.0, 0.0, 0.1, 0.5))
+    edges = tuple(edge for edge in wanted if rng.random() >= lost)
+    storages = [value.index for value in graph.values if value.storage == value.index and value.role is ValueRole.INTERMEDIATE]
+    places = rng.choice((3, 100))
+    spans = tuple(StorageSpan(storage, Span(512 * rng.randrange(places), rng.choice((100, 512, 1024)))) for storage in storages)
+    return CapturedGraph(nodes, edges, spans, (Span(0, 512 * 102),), 0)
+
+
+def faults_of(graph: OpGraph, captured: CapturedGraph) -> tuple[bool, bool]:
+    """Whether an ordering of the graph is missing, and whether memory is used again too early: pair by pair, node by node."""
+    follows = set(captured.edges)
+    while more := {(a, d) for a, b in follows for c, d in follows if b == c} - follows:
+        follows |= more
+    of = [[place for place, node in enumerate(captured.nodes) if node.operator == operator] for operator in range(len(graph))]
+
+    def ordered(first: int, last: int) -> bool:
+        return all((a, b) in follows for a in of[first] for b in of[last])
+
+    def all_ordered(first: int, last: int) -> bool:
+        users = graph.storage_uses.get(first, ()), graph.storage_uses.get(last, ())
+        return all(ordered(a, b) if a != b else not of[a] for a in users[0] for b in users[1])
+
+    pairs = [(a, b) for a in range(len(graph)) for b in range(len(graph)) if graph.reachable[a] >> b & 1]
+    overlapping = [
+        (one.storage, other.storage)
+        for place, one in enumerate(captured.spans)
+        for other in captured.spans[place + 1 :]
+        if one.span.start < other.span.start + other.span.bytes and other.span.start < one.span.start + one.span.bytes
+    ]
+    return (
+        not all(ordered(a, b) for a, b in pairs),
+        not all(all_ordered(a, b) or all_ordered(b, a) for a, b in overlapping),
+    )
+
+
+def test_the_audit_finds_what_a_look_at_every_pair_of_nodes_finds() -> None:
+    ends: Counter[tuple[bool, bool]] = Counter()
+    for seed in range(150):
+        rng = random.Random(seed)
+        graph = random_graph(rng, rng.randint(2, 7))
+        captured = random_capture(rng, graph)
+        problems = audit_graph(graph, make_plan(graph, sequential(graph)), captured).problems
+        # The plan's own order, all of it on one lane, is for the other tests.
+        missing = any(line.startswith("data order") for line in problems)
+        reused = any(line.startswith("memory is used again") for line in problems)
+        if len(problems) <= 20:
+            assert (missing, reused) == faults_of(graph, captured), seed
+            ends[missing, reused] += 1
+    assert len(ends) == 4
+    assert min(ends.values()) >= 8
+
+
+def test_an_operator_waits_with_every_node_that_it_has() -> None:
+    builder = GraphBuilder()
+    builder.add([builder.add([builder.inputs[0]])])
+    graph = builder.build()
+    plan = make_plan(graph, sequential(graph))
+    nodes = (GraphNode(NodeKind.KERNEL, 0), GraphNode(NodeKind.KERNEL, 1), GraphNode(NodeKind.KERNEL, 1), GraphNode(NodeKind.KERNEL, 0))
+    whole = {(0, 1), (0, 2), (3, 1), (3, 2)}
+    assert audit_graph(graph, plan, hand_made(nodes=nodes, edges=tuple(whole))).sound
+    for edge in whole:
+        assert not audit_graph(graph, plan, hand_made(nodes=nodes, edges=tuple(whole - {edge}))).sound
+
+
+def test_what_the_reader_says_of_early_edges_and_of_nodes_of_nobody_is_kept() -> None:
+    builder = GraphBuilder()
+    builder.add([builder.add([builder.inputs[0]])])
+    graph = builder.build()
+    plan = make_plan(graph, sequential(graph))
+    nodes = (*hand_made().nodes, GraphNode(NodeKind.EVENT, -1), GraphNode(NodeKind.EMPTY, -1))
+    report = audit_graph(graph, plan, hand_made(nodes=nodes, early_edges=3), expected_nodes=(1, 1))
+    assert report.sound
+    assert (report.orderings_checked, report.reuses_checked, report.early_edges) == (2, 0, 3)
 
 
 def test_memory_that_is_overwritten_while_somebody_may_read_it_is_found() -> None:
