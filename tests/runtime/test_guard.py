@@ -117,6 +117,22 @@ def test_strict_raises_what_was_expected_and_given(strict: LoadedModel, name: st
         strict(*args, **kwargs)
 
 
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: torch.empty(4, 8, device="meta"), "input 0 is on meta; the schedule was made for cpu"),
+        (lambda: torch.randn(4, 8).to_sparse(), r"input 0 is torch\.sparse_coo; the schedule was made for strided tensors"),
+    ],
+)
+def test_an_input_elsewhere_or_of_another_kind_of_memory_is_not_read(
+    strict: LoadedModel, made: Callable[[], torch.Tensor], words: str
+) -> None:
+    args, kwargs = _inputs(x=made())
+    for _ in range(3):
+        with pytest.raises(InputMismatch, match=words):
+            strict(*args, **kwargs)
+
+
 def test_a_flag_that_was_baked_in_must_be_repeated(strict: LoadedModel) -> None:
     args, kwargs = _inputs(flag=False)
     with pytest.raises(InputMismatch, match="False"):
