@@ -267,9 +267,26 @@ def test_what_the_reader_says_of_early_edges_and_of_nodes_of_nobody_is_kept() ->
     graph = builder.build()
     plan = make_plan(graph, sequential(graph))
     nodes = (*hand_made().nodes, GraphNode(NodeKind.EVENT, -1), GraphNode(NodeKind.EMPTY, -1))
-    report = audit_graph(graph, plan, hand_made(nodes=nodes, early_edges=3), expected_nodes=(1, 1))
+    captured = hand_made(nodes=nodes, early_edges=3)
+    report = audit_graph(graph, plan, captured, expected_nodes=(1, 1))
     assert report.sound
+    assert node_counts(graph, captured) == (1, 1)
     assert (report.orderings_checked, report.reuses_checked, report.early_edges) == (2, 0, 3)
+
+
+@pytest.mark.parametrize(("readers", "more"), [(10, []), (11, ["and 2 more"])])
+def test_of_many_problems_twenty_are_named_and_the_others_counted(readers: int, more: list[str]) -> None:
+    builder = GraphBuilder()
+    first = builder.add([builder.inputs[0]])
+    for _ in range(readers):
+        builder.add([first])
+    graph = builder.build()
+    # Each is on a lane of its own, and waits for the first by the graph and by the plan; in the capture none does.
+    plan = make_plan(graph, make_schedule(graph, range(readers + 1), range(readers + 1)))
+    nodes = tuple(GraphNode(NodeKind.KERNEL, operator) for operator in range(readers + 1))
+    problems = audit_graph(graph, plan, CapturedGraph(nodes, (), (), (), 0)).problems
+    assert sum("may still run" in line for line in problems) == 20
+    assert list(problems[20:]) == more
 
 
 def test_memory_that_is_overwritten_while_somebody_may_read_it_is_found() -> None:
