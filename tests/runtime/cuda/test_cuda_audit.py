@@ -274,6 +274,29 @@ def test_what_the_reader_says_of_early_edges_and_of_nodes_of_nobody_is_kept() ->
     assert (report.orderings_checked, report.reuses_checked, report.early_edges) == (2, 0, 3)
 
 
+def test_memory_outside_the_pool_matters_where_the_pool_is_known_and_memory_was_taken() -> None:
+    builder = GraphBuilder()
+    builder.add([builder.add([builder.inputs[0]])])
+    graph = builder.build()
+    plan = make_plan(graph, sequential(graph))
+    for pool, size, sound in (((), 512, True), ((Span(0, 64),), 0, True), ((Span(0, 64),), 1, False), ((Span(4096, 512),), 512, True)):
+        captured = hand_made(pool=pool, spans=(StorageSpan(1, Span(4096, size)),))
+        assert audit_graph(graph, plan, captured).sound is sound
+
+
+def test_what_was_overwritten_is_counted_with_what_was_checked() -> None:
+    builder = GraphBuilder()
+    for _ in range(3):
+        builder.add([builder.inputs[0]])
+    graph = builder.build()
+    link = Link(2, 0, builder.inputs[0], graph.operators[2].writes[0])
+    nodes = tuple(GraphNode(NodeKind.KERNEL, operator) for operator in range(3))
+    captured = CapturedGraph(nodes, ((0, 1), (1, 2)), (), (), 0, overwritten=(link,))
+    report = audit_graph(graph, make_plan(graph, sequential(graph)), captured)
+    assert report.sound
+    assert report.reuses_checked == 2
+
+
 @pytest.mark.parametrize(("readers", "more"), [(10, []), (11, ["and 2 more"])])
 def test_of_many_problems_twenty_are_named_and_the_others_counted(readers: int, more: list[str]) -> None:
     builder = GraphBuilder()
