@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import msgspec
 import pytest
 import torch
 
+from autosched.core.custom_operators import trusting
+from autosched.core.program import Call
+from autosched.core.program_json import encode_program
 from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key, usable_cores
 from autosched.runtime.numerics import compare, tolerance
@@ -72,6 +76,64 @@ def test_settings_that_change_numerics_are_incompatible(bundle: Bundle) -> None:
         torch.use_deterministic_algorithms(False)
     assert verdict.compatibility is Compatibility.INCOMPATIBLE
     assert verdict.lines == ("setting deterministic: False there, True here",)
+
+
+def test_settings_may_be_those_of_another_process(bundle: Bundle) -> None:
+    settings = tuple((name, "True" if name == "deterministic" else value) for name, value in numerics_key())
+    verdict = check_bundle(bundle, cpu_device_key(), software_key(), numerics=settings)
+    assert verdict.lines == ("setting deterministic: False there, True here",)
+
+
+def _calling(bundle: Bundle, where: str, *targets: str) -> Bundle:
+    """The bundle with calls of ``targets`` in one place of its program."""
+    program = bundle.program
+    calls = tuple(Call(target, (), (), ()) for target in targets)
+    first, *others = program.graph.operators
+    in_operator = dataclasses.replace(program.graph, operators=(dataclasses.replace(first, calls=(*first.calls, *calls)), *others))
+    changed = {
+        "prologue": dataclasses.replace(program, prologue=(*program.prologue, *calls)),
+        "operator": dataclasses.replace(program, graph=in_operator),
+    }
+    source, _, part = where.partition(" ")
+    if source == "source":
+        return dataclasses.replace(bundle, program=dataclasses.replace(program, source=encode_program(changed[part]).decode()))
+    return dataclasses.replace(bundle, program=changed[where])
+
+
+@pytest.mark.parametrize("where", ["prologue", "operator", "source prologue", "source operator"])
+def test_a_custom_operator_that_is_not_trusted_is_named_wherever_it_is_called(bundle: Bundle, where: str) -> None:
+    verdict = check_bundle(_calling(bundle, where, "mine::scan.default"), cpu_device_key(), software_key())
+    assert verdict.compatibility is Compatibility.INCOMPATIBLE
+    (line,) = verdict.lines
+    assert line.startswith("custom operators: it runs mine::scan.default, and the namespace 'mine' is not trusted here")
+
+
+def test_of_many_custom_operators_three_are_named(bundle: Bundle) -> None:
+    for count, words in ((3, "c.default, and the namespace"), (4, "c.default and 1 more, and the namespace")):
+        targets = [f"mine::{name}.default" for name in "abcd"[:count]]
+        (line,) = check_bundle(_calling(bundle, "operator", *targets), cpu_device_key(), software_key()).lines
+        assert words in line
+    assert (
+        len(check_bundle(_calling(bundle, "operator", "mine::a.default", "yours::a.default"), cpu_device_key(), software_key()).lines) == 2
+    )
+
+
+def test_a_trusted_operator_that_is_not_registered_here_is_named(bundle: Bundle) -> None:
+    with trusting(frozenset({"mine"})):
+        (line,) = check_bundle(_calling(bundle, "operator", "mine::scan.default"), cpu_device_key(), software_key()).lines
+    assert "mine::scan" in line
+    assert "not trusted" not in line
+
+
+def test_what_keeps_memory_there_and_not_here_degrades(bundle: Bundle) -> None:
+    keeping, giving = (software_key().keeping_memory(kept) for kept in (True, False))
+    kept = dataclasses.replace(bundle, key=msgspec.structs.replace(bundle.key, software=keeping))
+    given = dataclasses.replace(bundle, key=msgspec.structs.replace(bundle.key, software=giving))
+    verdict = check_bundle(kept, cpu_device_key(), giving)
+    assert verdict.compatibility is Compatibility.DEGRADED
+    assert verdict.lines == ("memory: kept between calls there, given back after each here; call autosched.keep_memory() first",)
+    for bundled, here in ((kept, keeping), (given, keeping), (given, giving)):
+        assert check_bundle(bundled, cpu_device_key(), here).lines == ()
 
 
 def test_parameters_are_compared_by_name_shape_dtype_and_layout(bundle: Bundle) -> None:
