@@ -43,6 +43,15 @@ def test_what_lies_between_windows_stays(write: Write) -> None:
         assert all(map(torch.equal, bind(captured.program, captured.constants).run([x]), model(x)))
 
 
+@pytest.mark.parametrize(("shape", "dim"), [((9,), 0), ((9,), -1), ((2, 6, 3), 1), ((6, 2, 3), 0), ((2, 3, 6, 5), -2)])
+def test_windows_of_tensors_of_any_number_of_dimensions_are_spelled_out(shape: tuple[int, ...], dim: int) -> None:
+    x = torch.randn(shape)
+    model = _Writing(lambda y: y.unfold(dim, 2, 3).mul_(3)).eval()
+    captured = capture(model, (x,), rewrite=False)
+    with torch.no_grad():
+        assert all(map(torch.equal, bind(captured.program, captured.constants).run([x]), model(x)))
+
+
 @pytest.mark.parametrize("write", [lambda y: y.unfold(-1, 3, 1)[:, ::3].mul_(2), lambda y: y.unfold(-1, 2, 4).add_(1)])
 def test_windows_that_are_no_view_of_slices_are_refused(write: Write) -> None:
     with pytest.raises(UnsupportedGraph, match=r"writes through unfold\(1, .* of a tensor of shape \[3, 7\] at .*test_windows.py:"):
