@@ -118,6 +118,12 @@ def far_apart(stride: int) -> Change:
     return spec(0, strides=(stride, 1))
 
 
+def unbound(**changes: Any) -> Change:
+    """With one constant more, which nothing binds; ``changes`` of the graph use it."""
+    constant = dataclasses.replace(PROGRAM.graph.values[3], index=_COUNT, storage=_COUNT)
+    return graph(values=(*PROGRAM.graph.values, constant), **changes)
+
+
 def internal_constant() -> Program:
     """Of what the prologue makes, the first is needed by the second call alone."""
     values = list(PROGRAM.graph.values)
@@ -209,15 +215,9 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "a constant that is made by an operator": (bound(0, value=19), "constants by origin, but not by role"),
     "a prologue that makes an input": (prologue(made("aten::neg.default", Ref(2), 0)), "constants by origin, but not by role"),
     "a constant of no origin": (program(bindings=PROGRAM.bindings[:-1]), r"constants \[6\] come from nowhere"),
-    "a constant of no origin that is returned": (
-        lambda: dataclasses.replace(
-            PROGRAM,
-            graph=dataclasses.replace(
-                PROGRAM.graph,
-                values=(*PROGRAM.graph.values, dataclasses.replace(PROGRAM.graph.values[3], index=_COUNT, storage=_COUNT)),
-                outputs=(*_OUTPUTS, _COUNT),
-            ),
-        ),
+    "a constant of no origin that is returned": (unbound(outputs=(*_OUTPUTS, _COUNT)), "come from nowhere"),
+    "a constant of no origin that is changed": (
+        unbound(operators=(dataclasses.replace(PROGRAM.graph.operators[0], mutates=(_COUNT,)), *PROGRAM.graph.operators[1:])),
         "come from nowhere",
     ),
     "state of the program's own": (with_state(state=(Binding(1, ConstantSource.LITERAL, "memory"),)), "of the program's own"),
