@@ -310,6 +310,23 @@ def test_a_call_with_another_number_is_told_the_one_of_tuning_as_python_writes_i
         loaded(torch.randn(3), 2.0)
 
 
+class Flattens(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1).exp()
+
+
+def test_an_input_laid_out_otherwise_is_laid_out_as_in_tuning_and_runs_on_the_schedule() -> None:
+    """What was captured is a view, which is none of another layout."""
+    model = Flattens().eval()
+    loaded = _loaded(model, torch.randn(4, 6))
+    for x in (torch.randn(4, 6), torch.randn(6, 4).t(), torch.randn(8, 6)[::2], torch.randn(4, 12)[:, ::2], torch.randn(1, 6).expand(4, 6)):
+        kept = x.clone()
+        assert torch.equal(loaded(x), model(x)), x.stride()
+        assert torch.equal(x, kept)
+    assert loaded.report().stepped_aside == ()
+    assert loaded.report().calls == 5
+
+
 class ReadsByStride(torch.nn.Module):
     def __init__(self, *offset: int) -> None:
         super().__init__()
