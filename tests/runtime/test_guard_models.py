@@ -327,6 +327,28 @@ def test_an_input_laid_out_otherwise_is_laid_out_as_in_tuning_and_runs_on_the_sc
     assert loaded.report().calls == 5
 
 
+class Bits(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.resolve_conj().resolve_neg().view(torch.int32) + 1
+
+
+@pytest.mark.parametrize(
+    ("example", "lazy"),
+    [
+        (torch.tensor([1 + 2j, 3 - 4j]), lambda x: x.conj()),
+        (torch.tensor([1.0, -2.0]), torch._neg_view),
+    ],
+)
+def test_an_input_that_is_to_be_conjugated_or_negated_is_so_before_its_bits_are_read(
+    example: torch.Tensor, lazy: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    model = Bits().eval()
+    loaded = _loaded(model, example)
+    for x in (example, lazy(example), lazy(example + 1)):
+        assert torch.equal(loaded(x), model(x))
+    assert loaded.report().stepped_aside == ()
+
+
 class ReadsByStride(torch.nn.Module):
     def __init__(self, *offset: int) -> None:
         super().__init__()
