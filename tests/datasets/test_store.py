@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -186,6 +187,16 @@ def test_a_folder_that_is_no_store_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UsageError, match="permissions"):
         Store.open(tmp_path)
+
+
+def test_a_store_from_before_some_tables_is_opened(tmp_path: Path) -> None:
+    written = Store.create(tmp_path)
+    written.append(example_rows())
+    for table in ("groups", "limits"):
+        shutil.rmtree(tmp_path / table)
+    opened = Store.open(tmp_path)
+    assert opened.pairs() == written.pairs()
+    assert opened.groups() == opened.limits() == []
 
 
 WRITER = """

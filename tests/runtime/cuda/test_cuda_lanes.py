@@ -10,12 +10,15 @@ import pytest
 
 from autosched.core.graph import OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.in_place import Chain, Link
+from autosched.core.schedule import make_schedule
+from autosched.runtime.cuda.audit import audit_graph
 from autosched.runtime.cuda.captured import Span
 from autosched.runtime.cuda.graph import GraphCapturer
-from autosched.runtime.cuda.lanes import CaptureNotes
+from autosched.runtime.cuda.lanes import CaptureNotes, CaptureOptions
+from autosched.runtime.cuda.runner import GraphRunner
 from autosched.runtime.plan import make_plan
 from tests.conformance.fake_cuda import FakeCuda
-from tests.conformance.fake_graphs import diamond, random_schedule
+from tests.conformance.fake_graphs import GraphBuilder, diamond, random_schedule
 from tests.conformance.fake_program import FakeProgram
 
 
@@ -48,3 +51,22 @@ def test_memory_is_noted_that_an_operator_took_itself() -> None:
     slots[5] = None  # nobody kept it
     notes.memory(0, slots)
     assert notes.spans == {6: Span(4096 * 3, 512), 3: Span(4096 * 4, 512)}
+
+
+def test_the_audit_is_told_what_a_capture_overwrites() -> None:
+    builder = GraphBuilder()
+    read, made = builder.add([builder.inputs[0]]), builder.add([builder.inputs[0]])
+    graph = builder.build()
+    cuda = FakeCuda()
+    program = FakeProgram(cuda, graph)
+    link = Link(1, 0, builder.inputs[0], made)
+    program.in_place = (Chain(0, (link,), repeatable=True),)  # type: ignore[assignment]
+    capturer = GraphCapturer(cuda, reader=cuda)
+    for lanes, sound in (([0, 0], True), ([0, 1], False)):
+        plan = make_plan(graph, make_schedule(graph, [0, 1], lanes))
+        runner = capturer.capture(program, plan, program.inputs(0), graph=graph, options=CaptureOptions(observe=True))
+        assert isinstance(runner, GraphRunner)
+        assert runner.captured is not None
+        assert runner.captured.overwritten == (link,)
+        assert [item.storage for item in runner.captured.spans] == [read]
+        assert audit_graph(graph, plan, runner.captured).sound is sound
