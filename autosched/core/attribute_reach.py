@@ -61,6 +61,11 @@ class Reached:
     hidden: list[torch.nn.Module] = field(default_factory=list)
 
 
+def is_literal(value: object) -> bool:
+    """Whether it is a number, a text, nothing, or a tuple of such: what a shape or a length is noted as."""
+    return type(value) in _PLAIN or (isinstance(value, tuple) and all(map(is_literal, value)))
+
+
 def reach(values: Iterable[object], but: Set[Place] = frozenset(), known: Set[int] = frozenset()) -> Reached:
     """What ``values`` hold.
 

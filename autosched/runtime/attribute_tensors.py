@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
-from autosched.core.attribute_reach import END, reach
+from autosched.core.attribute_reach import END, is_literal, reach
 from autosched.runtime.module_attributes import settings_of
 from autosched.runtime.state import version_of
 
 _MOST_NAMED = 16
+# Its mode may be changed by whoever has the model.
+_OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
 _Held = tuple[torch.Tensor, int]
 """A tensor, and how often it was changed in place."""
 
@@ -56,14 +58,22 @@ class AttributeTensors:
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         return f"attribute{'s' if len(names) > 1 else ''} {', '.join(names[:_MOST_NAMED])}{more}" if names else ""
 
-    def give_back(self) -> None:
+    def give_back(self, *, numbers: bool = False) -> None:
         """Put every tensor, and what holds some, back where it was, and take away those that were put where none was.
 
-        What else was changed is left as it is, and buffers in the place of others, too: another thread may have loaded them.
+        Numbers and texts beside these, of the same module or dictionary, go with them: the shape that anchors were made for, with others
+        than those, would be taken for theirs. What else was changed is left as it is, and buffers in the place of others, too: another
+        thread may have loaded them.
+
+        Args:
+            numbers: give back those of all modules.
         """
         for table, began in self._tables:
-            for key in began.keys() | dict(dict.items(table)).keys():
-                _give_back(table, key, began.get(key, END))
+            keys = began.keys() | dict(dict.items(table)).keys()
+            given = [_give_back(table, key, began.get(key, END)) for key in keys]
+            if numbers or any(given):
+                for key in keys - _OF_EVERY_MODULE:
+                    _give_back_number(table, key, began.get(key, END))
         for table, began in self._buffers:
             for key in [key for key in table if not isinstance(began.get(key), torch.Tensor)]:
                 _give_back(table, key, began.get(key, END))
@@ -87,12 +97,13 @@ class AttributeTensors:
 
 @contextmanager
 def tensors_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Tensors in attributes and buffers of ``model`` are afterwards where they are now, as :meth:`AttributeTensors.give_back` says."""
+    """Tensors in attributes and buffers of ``model``, and numbers in its attributes, are afterwards what they are now, as
+    :meth:`AttributeTensors.give_back` says."""
     began = AttributeTensors(model)
     try:
         yield
     finally:
-        began.give_back()
+        began.give_back(numbers=True)
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, Any]:
@@ -100,15 +111,26 @@ def _attributes(module: torch.nn.Module) -> dict[str, Any]:
     return {key: value for key in settings_of(module) if type(value := vars(module)[key]) not in plain}
 
 
-def _give_back(table: dict[str, Any], key: str, was: object) -> None:
-    """What was at ``key``, if that or what is there now is or holds a tensor."""
+def _give_back(table: dict[str, Any], key: str, was: object) -> bool:
+    """What was at ``key``, if that or what is there now is or holds a tensor; whether it was another."""
     now = dict.get(table, key, END)
     if was is now or not (_holds_tensors(was) or _holds_tensors(now)):
-        return
-    if was is END:
+        return False
+    _put(table, key, was)
+    return True
+
+
+def _give_back_number(table: dict[str, Any], key: str, was: object) -> None:
+    now = dict.get(table, key, END)
+    if was is not now and all(value is END or is_literal(value) for value in (was, now)):
+        _put(table, key, was)
+
+
+def _put(table: dict[str, Any], key: str, value: object) -> None:
+    if value is END:
         dict.pop(table, key, None)
     else:
-        dict.__setitem__(table, key, was)
+        dict.__setitem__(table, key, value)
 
 
 def _holds_tensors(value: object) -> bool:

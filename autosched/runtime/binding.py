@@ -134,7 +134,8 @@ class Binder:
                 except BaseException:
                     # The model runs instead, and other forms of call may read what those of the comparison have left.
                     if attributes is not None:
-                        attributes.give_back()
+                        # Buffers that calls change have been given back: a number that counts what is in them goes with these.
+                        attributes.give_back(numbers=bool(bundle.program.writes))
                     raise
 
     def _bind_trusting(self, bundle: Bundle, plan: Plan, manners: _Manners, attributes: AttributeTensors | None) -> Bound:
