@@ -83,7 +83,8 @@ def capture(
     """Capture ``model`` for inputs shaped like ``args`` and ``kwargs``.
 
     Args:
-        model: in inference mode; it is run on the example inputs, on the device they are on, and left unchanged.
+        model: in inference mode; it is run on the example inputs, on the device they are on, and left unchanged, or as a first call
+            leaves it for good (``first_call``).
         args, kwargs: example inputs; nested containers of tensors and numbers. Numbers become part of the program.
         rewrite: fold, simplify and fuse (lowering ``rewritten``); otherwise one operator for each ATen call (lowering ``aten``).
         target: kind of device (``cpu``, ``cuda``) whose operators the rewriting may choose; by default that of the example inputs. A

@@ -7,7 +7,8 @@ of its class) it would else make, for good, of a tracer's tensors, which have no
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from autosched.capture.containers import real_containers
+from autosched.capture.first_call import Before, Changes, with_other_values
 from autosched.capture.leftovers import attributes_kept
 from autosched.core.from_outside import let_through
 from autosched.core.graph import TensorSpec
@@ -26,6 +28,8 @@ from autosched.core.specs import spec_of
 def rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
     """Call ``model`` once, with packed arguments; afterwards it, its arguments and random numbers are as they were.
 
+    Only what a first call makes for good stays as that has left it (:func:`_leave_what_stays`).
+
     Nothing is done where the arguments have no values either. What the model raises it raises again when it is traced, which explains it.
 
     Returns:
@@ -34,20 +38,67 @@ def rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     tensors = [*_tensors((args, kwargs)), *model.parameters(), *model.buffers()]
     if detect_fake_mode(tensors) is not None:
         return ()
+    first = _call(model, args, kwargs)
+    if first.changes.are_of_a_first_call:
+        with torch.no_grad():
+            _leave_what_stays(model, args, kwargs, first)
+    return first.layout
+
+
+@dataclass(frozen=True)
+class _Called:
+    """A call, after which all is as it was before it.
+
+    Args:
+        answer: copies of the tensors that it returned, if that was asked for or it may have been a first call.
+    """
+
+    layout: tuple[TensorSpec, ...] = ()
+    answer: tuple[torch.Tensor, ...] = ()
+    changes: Changes = field(default_factory=Changes)
+    failed: bool = False
+
+
+def _call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, answered: bool = False) -> _Called:
+    tensors = [*_tensors((args, kwargs)), *model.parameters(), *model.buffers()]
     devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
     with torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng(devices), attributes_kept(model):
         warnings.simplefilter("ignore")
+        before = Before(model)
         undoing = _Undoing()
         try:
             # A part that is compiled at its first call, as control flow is, would take longer to compile than the rest to run.
             with real_containers(model), torch.compiler.set_stance("force_eager"), undoing:
-                answer = model(*args, **kwargs)
-            return tuple(spec_of(tensor) for tensor in _tensors(answer))
+                answer = _tensors(model(*args, **kwargs))
+            changes = before.changes(undoing.written())
+            copies = tuple(tensor.clone() for tensor in answer) if answered or changes.are_of_a_first_call else ()
+            return _Called(tuple(map(spec_of, answer)), copies, changes)
         except Exception as error:
             let_through(error)
-            return ()
+            return _Called(failed=True)
         finally:
             undoing.undo()
+
+
+def _leave_what_stays(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], first: _Called) -> None:
+    """Leave what ``first`` has made, if that is the same whatever it is given, and a second call changes nothing and answers alike.
+
+    What a call makes of its inputs (a cache, statistics of the first batch) is not of the example that a model is captured with.
+    """
+    if not _call(model, *with_other_values(args, kwargs)).changes.same(first.changes):
+        return
+    first.changes.put()
+    second = _call(model, args, kwargs, answered=True)
+    if second.failed or second.changes != Changes() or not _close(first.answer, second.answer):
+        first.changes.take_back()
+
+
+def _close(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    try:
+        torch.testing.assert_close(list(one), list(other), equal_nan=True)
+    except AssertionError:
+        return False
+    return True
 
 
 class _Undoing(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -74,6 +125,10 @@ class _Undoing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # What was there before lies, as long as the call lasts, where nothing is made.
         self._made |= {*map(_address, _tensors(answer))} - {0, *map(_address, _tensors((args, given)))}
         return answer
+
+    def written(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Views of what was written to, each with a copy of what was there."""
+        return [(place, before) for _, place, before in self._copies]
 
     def undo(self) -> None:
         """Give back what was written to."""

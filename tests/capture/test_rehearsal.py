@@ -205,3 +205,85 @@ def test_hooks_that_a_first_call_adds_are_not_there_twice_afterwards() -> None:
     captured = capture(model, (x,))
     assert not any(layer._forward_hooks for layer in model.layers)
     assert len(captured.program.output_leaves) == len(model(x)) == 3
+
+
+class Angles(nn.Module):
+    """Fills a table at its first call, and where a call asks for more of it; as rotary embeddings do."""
+
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(16, 4), persistent=False)
+        self.filled = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[-2]
+        if length > self.filled:
+            self.table[:length] = torch.outer(torch.arange(length), torch.arange(1.0, 5.0)).cos()
+            self.filled = length
+        return x * self.table[:length]
+
+
+def test_a_table_that_a_first_call_fills_stays_with_the_number_that_says_so() -> None:
+    model, x = Angles().eval(), torch.randn(2, 8, 4)
+    expected = Angles()(x)
+    captured = capture(model, (x,))
+    assert model.filled == 8
+    assert torch.equal(model(x), expected)
+    # It is read, and not made and written at each call.
+    assert not captured.program.writes
+    assert [operator.calls[0].target for operator in captured.program.graph.operators] == ["aten::mul.Tensor"]
+    assert capture(model, (x,)).program.graph.hash == captured.program.graph.hash
+
+
+class Centred(nn.Module):
+    """Keeps statistics of the first batch."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.seen = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.seen:
+            self.mean.copy_(x.mean((0, 1)))
+            self.seen = True
+        return x - self.mean
+
+
+class Positions(nn.Module):
+    """Counts its calls."""
+
+    cache: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(8, 4))
+        self.position = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.cache[self.position] = self.position + 1.0
+        self.position += 1
+        return x + self.cache.sum(0)
+
+
+class Masked(Angles):
+    """Makes something else beside its table, that is not kept with it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.filled:
+            self.mask = torch.ones(4)
+        return super().forward(x) * self.mask
+
+
+@pytest.mark.parametrize("kind", [Centred, Positions, Masked])
+def test_what_comes_of_the_example_or_of_every_call_is_given_back(kind: type[nn.Module]) -> None:
+    model, x = kind().eval(), torch.randn(2, 8, 4)
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    plain = {key: value for key, value in vars(model).items() if not key.startswith("_")}
+    rehearse(model, (x,), {})
+    assert {key: value for key, value in vars(model).items() if not key.startswith("_")} == plain
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
