@@ -259,6 +259,9 @@ class Binder:
         """
         try:
             return self._verify(bundle, bound, runner, reads, seed)
+        except _ReadsMore:
+            # No difference: what the model changes among it is looked at when it is watched.
+            raise
         except Exception as error:
             let_through(error)
             now = self._tensors(bundle.program)
