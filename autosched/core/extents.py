@@ -34,10 +34,10 @@ def reach_of(shape: Sequence[int], strides: Sequence[int], element_bytes: int) -
 def overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether elements share memory as those of an expanded tensor do: nothing can be copied into it element by element.
 
-    >>> overlaps_itself((4, 3), (0, 1)), overlaps_itself((1, 3), (0, 1))
-    (True, False)
+    >>> overlaps_itself((4, 3), (0, 1)), overlaps_itself((1, 3), (0, 1)), overlaps_itself((4, 0), (0, 1))
+    (True, False, False)
     """
-    return any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True))
+    return 0 not in shape and any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True))
 
 
 def storage_of(tensor: torch.Tensor) -> Hashable:

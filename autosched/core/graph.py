@@ -68,6 +68,9 @@ class TensorSpec:
         """Whether two elements may share memory, as in an expanded tensor; also for opaque layouts."""
         if len(self.strides) != len(self.shape):
             return True
+        if 0 in self.shape:
+            # Operators on no elements leave any strides.
+            return False
         reach = 1
         for stride, size in sorted((stride, size) for stride, size in zip(self.strides, self.shape, strict=True) if size > 1):
             if stride < reach:

@@ -8,6 +8,7 @@ from autosched import zoo
 from autosched.capture.export import capture
 from autosched.capture.sources import source_of
 from autosched.core.variants import Lowering
+from autosched.runtime.bundle.program_check import check_program
 from autosched.runtime.kernels import bind
 from autosched.runtime.state import state_of
 from autosched.runtime.trees import flatten_inputs, output_tensors, packed_outputs
@@ -119,6 +120,13 @@ def test_an_input_given_twice_is_two_inputs() -> None:
 def test_an_expanded_example_is_laid_out_like_any_call() -> None:
     program = capture(Masked().eval(), (torch.randn(4, 4), torch.randn(4).expand(4, 4))).program
     assert not any(program.graph.values[value].spec.overlaps for value in program.graph.inputs)
+
+
+def test_an_example_without_elements_may_have_any_strides() -> None:
+    # What an operator makes of nothing has strides of 0.
+    model, args = Masked().eval(), (torch.randn(3, 1, 0, 4), torch.randn(3, 1, 0, 1) * 2)
+    assert args[1].stride(0) == 0
+    check_program(capture(model, args).program)
 
 
 class Attends(torch.nn.Module):
