@@ -179,7 +179,7 @@ class ExportReader:
         kwargs = {name: self._argument(item) for name, item in node.kwargs.items()}
         op, args = complex_as_tensors(op, args, made)
         args = tuple(self._literal(item) if isinstance(item, torch.Tensor) else item for item in args)
-        op, args, kwargs = in_plain_words(op, args, kwargs)
+        op, args, kwargs = in_plain_words(op, args, kwargs, made)
         self._nodes.append(Node(op, args, kwargs, outputs, node.name, source_of(node.meta.get("stack_trace"))))
 
     def _literal(self, tensor: torch.Tensor) -> Ref:

@@ -18,9 +18,14 @@ _RENAMED = {
 _RANDOM_SLOPES = frozenset({"aten::rrelu", "aten::rrelu_with_noise"})
 
 
-def in_plain_words(op: Overload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Overload, tuple[Any, ...], dict[str, Any]]:
-    """The call, or another that computes the same. Arguments are those of a draft."""
+def in_plain_words(
+    op: Overload, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: object
+) -> tuple[Overload, tuple[Any, ...], dict[str, Any]]:
+    """The call, or another that computes the same. Arguments are those of a draft; ``made`` is what the call makes."""
     name = op._schema.name
+    if name == "aten::add" and kwargs.get("alpha") and isinstance(made, torch.Tensor) and made.dtype is torch.bool:
+        # Inductor would multiply, and write integers of eight bytes where the booleans have room for one each.
+        return op, args, {key: item for key, item in kwargs.items() if key != "alpha"}
     if name in _RENAMED:
         packet, overload = getattr(torch.ops.aten, _RENAMED[name]), op._schema.overload_name
         op = getattr(packet, overload if overload in packet.overloads() else f"Tensor_{overload}")

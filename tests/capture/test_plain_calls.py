@@ -38,6 +38,15 @@ def captured_as_the_model(function: Callable[[torch.Tensor], torch.Tensor], x: t
 
 
 @pytest.mark.parametrize("function", [
+    lambda x: torch.add(x > 0, x < 1, alpha=2), lambda x: torch.add(x > 0, True, alpha=3),
+])  # fmt: skip
+def test_booleans_are_added_without_a_factor(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    # Of which Inductor makes integers of eight bytes, stored where booleans have one.
+    calls = [call for operator in captured_as_the_model(function).program.graph.operators for call in operator.calls]
+    assert [dict(call.kwargs) for call in calls if call.target.startswith("aten::add")] == [{}]
+
+
+@pytest.mark.parametrize("function", [
     lambda x: x * 1j, lambda x: x + (1 + 2j), lambda x: 2j - x, lambda x: 1j / (x + 3), lambda x: x.to(torch.complex64) ** 2j,
     lambda x: torch.where(x > 0, 1j, x), lambda x: torch.where(x > 0, x, -1j), lambda x: torch.exp(1j * x), lambda x: x.sum() * 1j,
     lambda x: x.double() * (0.1 + 1j), lambda x: x.half() * 1j, lambda x: x.bfloat16() * 1j, lambda x: x.long() + 1j,
