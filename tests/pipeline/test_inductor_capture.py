@@ -20,6 +20,7 @@ from autosched.core.program_json import decode_program, encode_program
 from autosched.core.records import Engine
 from autosched.core.variants import Lowering
 from autosched.export.bundle import encode_bundle, make_bundle
+from autosched.pipeline import inductor_capture
 from autosched.pipeline.inductor_capture import capture_inductor, estimated_flops
 from autosched.runtime.bundle.program_check import check_program
 from autosched.runtime.guard import FallbackWarning
@@ -264,13 +265,35 @@ def test_circular_padding_which_begins_with_memory_that_nobody_has_written() -> 
             torch.testing.assert_close(bound.run([x])[0], model(x))
 
 
-def test_an_output_that_is_dense_in_the_model_alone_is_a_reason() -> None:
+def test_an_output_that_is_dense_in_the_model_alone_is_made_dense() -> None:
     class Table(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
             table = torch.arange(4.0).expand(2, 4)
             return x + 1, table, table + torch.zeros(2, 4)
 
-    found = capture_inductor(Table().eval(), (torch.randn(2, 4),))
+    model, x = Table().eval(), torch.randn(2, 4)
+    found = capture_inductor(model, (x,))
+    assert not isinstance(found, Refused), found.reason
+    got, wanted = load(_bundle(found, 2), model, strict=True)(x), model(x)
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+        assert mine.stride() == theirs.stride()
+    assert got[1].data_ptr() != got[2].data_ptr()
+
+
+def test_what_is_written_back_dense_in_the_model_alone_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kept(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("kept", torch.zeros(2, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.kept.copy_(torch.arange(4.0).expand(2, 4) + torch.zeros(2, 4))
+            return x + self.kept
+
+    # As where Inductor overwrites nothing itself.
+    monkeypatch.setattr(inductor_capture, "forms_of", lambda source: (False,))
+    found = capture_inductor(Kept().eval(), (torch.randn(2, 4),))
     assert isinstance(found, Refused)
     assert "expanded tensor" in found.reason
 
@@ -386,6 +409,36 @@ def test_parameters_and_what_has_no_elements_may_be_returned() -> None:
         assert [item.data_ptr() for item in got[1:3]] == [item.data_ptr() for item in wanted[1:3]]
         model.scale.mul_(2.0)
         torch.testing.assert_close(loaded(x)[0], model(x)[0])
+
+
+class _Turned(nn.Module):
+    """Batch norm of a transposed tensor, which Inductor leaves transposed; returned alone, twice, and with what was made of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.other = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        turned = x.transpose(1, 2)
+        normed, shared = self.norm(turned), self.other(turned)
+        return normed, normed.relu(), shared, shared[:, 1:]
+
+
+@pytest.mark.usefixtures("native")
+def test_outputs_have_the_strides_that_the_models_have() -> None:
+    model, x = _Turned().eval(), torch.randn(3, 6, 4)
+    with torch.no_grad():
+        wanted = model(x)
+    assert wanted[0].is_contiguous()
+    found = capture_inductor(model, (x,))
+    assert not isinstance(found, Refused), found.reason
+    plan = make_plan(found.program.graph, random_placement(random.Random(3), found.program.graph, 2))
+    assert LaneExecutor(_bound(found), plan).engine is Engine.NATIVE
+    got = load(_bundle(found, 2), model, strict=True)(x)
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert [item.stride() for item in got[:2]] == [item.stride() for item in wanted[:2]]
+    assert got[3].data_ptr() - got[2].data_ptr() == 4 * got[2].stride(1)
 
 
 class _Rows(nn.Module):

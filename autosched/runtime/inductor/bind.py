@@ -37,8 +37,10 @@ from autosched.runtime.inductor.common import Compiled, Refused
 from autosched.runtime.inductor.compile import compile_whole, returned_of
 from autosched.runtime.inductor.instructions import unit_instructions
 from autosched.runtime.inductor.modes import PLAIN, Mode, mode_of
+from autosched.runtime.inductor.output_layouts import layout_units
 from autosched.runtime.inductor.source import Kernel as LaunchedKernel
 from autosched.runtime.inductor.source import Module, Unrecognised, read_module
+from autosched.runtime.inductor.traffic import bytes_changed, bytes_read
 from autosched.runtime.inductor.units import Overwritten, Unit, function_text, make_units
 from autosched.runtime.inductor.weight_views import weight_name, weight_view_units
 from autosched.runtime.instructions import carrying
@@ -268,8 +270,9 @@ class _Assembler:
                 following += 1
 
     def assemble(self, inputs: Sequence[torch.Tensor]) -> Recording:
-        kernels = tuple(_function(unit, self._place, self._compiled.namespace, self._kernels) for unit in self._units.units)
-        specs = self._observe(kernels, inputs)
+        kernels, specs = self._observe(inputs)
+        if self._lay_out_anew(specs):
+            kernels, specs = self._observe(inputs)
         values = self._values(specs)
         operators = tuple(self._operator(index, unit, values) for index, unit in enumerate(self._units.units))
         outputs = {
@@ -300,8 +303,20 @@ class _Assembler:
         )
         return Recording(program, kernels, self._prepared)
 
-    def _observe(self, kernels: Sequence[Kernel], inputs: Sequence[torch.Tensor]) -> dict[int, TensorSpec]:
-        """Run every unit once, in order; the spec of every value."""
+    def _lay_out_anew(self, specs: Mapping[int, TensorSpec]) -> bool:
+        """Whether some outputs had other strides than the model's, and have units now that give them those."""
+        made = {name: specs[self._place[name]] for name in self._returned.values()}
+        units = layout_units(self._source, self._returned, made, self._bound.device.type)
+        for value, unit in units.items():
+            (name,) = unit.makes
+            self._units.units.append(unit)
+            self._returned[value] = name
+            self._place[name] = 1 + max(self._place.values())
+        return bool(units)
+
+    def _observe(self, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Kernel, ...], dict[int, TensorSpec]]:
+        """A function of every unit, run once, in order; the spec of every value."""
+        kernels = tuple(_function(unit, self._place, self._compiled.namespace, self._kernels) for unit in self._units.units)
         count = 1 + max(self._place.values(), default=len(self._of_source))
         slots: Slots = [None] * max(count, len(self._of_source))
         specs: dict[int, TensorSpec] = {}
@@ -324,7 +339,7 @@ class _Assembler:
                     if not isinstance(made, torch.Tensor):
                         raise Unrecognised(f"{unit.name} makes a {type(made).__name__}, not a tensor")
                     specs[self._place[name]] = spec_of(made)
-        return specs
+        return kernels, specs
 
     def _values(self, specs: Mapping[int, TensorSpec]) -> tuple[Value, ...]:
         names = {value: name for name, value in self._place.items()}
@@ -354,27 +369,11 @@ class _Assembler:
             writes=writes,
             mutates=changes,
             flops=0,
-            bytes_read=_bytes_read(unit, self._place, values),
-            bytes_written=sum(values[value].spec.bytes for value in writes) + _bytes_changed(changes, reads, values),
+            bytes_read=bytes_read(unit, self._place, values),
+            bytes_written=sum(values[value].spec.bytes for value in writes) + bytes_changed(changes, reads, values),
             signature=hashlib.sha256(signature.encode()).hexdigest()[:24],
             source="",
         )
-
-
-def _bytes_read(unit: Unit, place: Mapping[str, int], values: Sequence[Value]) -> int:
-    """Bytes of the values read; a buffer only handed over to be written to, or read through its windows, counts no second time."""
-    windows = {name.partition("#")[0] for name in (*unit.reads, *unit.makes) if "#" in name}
-    names = [name for name in unit.reads if name not in windows]
-    if unit.name.startswith("_mkl_linear") and len(names) >= 3:
-        # (input, packed weight, weight): one of the two is read, and MKL packs the smallest weight into megabytes.
-        names.pop(1)
-    return sum(values[place[name]].spec.bytes for name in names)
-
-
-def _bytes_changed(changes: Sequence[int], reads: Sequence[int], values: Sequence[Value]) -> int:
-    """Of each buffer no more than what is read: who fills one place of a large cache leaves the rest alone."""
-    read = sum(values[value].spec.bytes for value in reads)
-    return sum(min(values[value].spec.bytes, read or values[value].spec.bytes) for value in changes)
 
 
 def _renamed(leaf: Argument, places: Mapping[int, int]) -> Argument:

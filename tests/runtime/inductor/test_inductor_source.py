@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autosched.core.graph import EdgeKind
-from autosched.core.program import Program
+from autosched.core.program import Many, Program
 from autosched.runtime.inductor import bind as inductor_bind
 from autosched.runtime.inductor.bind import Recording, bound_of, record
 from autosched.runtime.inductor.common import Compiled, Refused
@@ -159,13 +159,14 @@ def _namespace(asked: list[int]) -> dict[str, Any]:
 
 
 def _source_program() -> Program:
-    """Any program with the inputs of the sample and as many outputs."""
+    """Any program with the inputs of the sample and as many outputs, the fourth a part of a wider one."""
     recorder = Recorder()
     generator = torch.Generator().manual_seed(3)
     given = recorder.input(torch.randn(4, 8, generator=generator))
     weights = [recorder.input(torch.randn(8, 8, generator=generator)) for _ in range(2)]
     index = recorder.input(torch.tensor([0, 2, 1, 3]))
-    made = [recorder.run("aten::relu.default", given) for _ in range(5)]
+    made = [recorder.run("aten::relu.default", given) for _ in range(4)]
+    made.insert(3, recorder.run("aten::slice.Tensor", recorder.run("aten::repeat.default", given, Many((1, 3))), 1, 8, 16))
     recorder.run("aten::mm.default", given, weights[0])
     recorder.run("aten::mm.default", given, weights[1])
     recorder.run("aten::neg.default", index)
