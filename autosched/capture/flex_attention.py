@@ -62,7 +62,6 @@ class _Written:
         self._kind: type = type(written.flex_attention)
         self._called: Callable[..., Any] = self._kind.__call__
         self._formula: Callable[..., tuple[Tensor, ...]] = written.math_attention
-        self._laid_out: Callable[[Tensor, tuple[int, ...]], Tensor] = written._permute_strides
         self._for_each: Callable[..., Callable[..., Tensor]] = import_module("torch.nn.attention.flex_attention")._vmap_for_bhqkv
         self._indexing: Callable[[], Any] = import_module("torch._dynamo._trace_wrapped_higher_order_op").TransformGetItemToIndex
 
@@ -97,8 +96,7 @@ class _Written:
         if query.dtype == key.dtype == value.dtype and self._leaves_scores(score_mod, query, buffers):
             mask = self._mask(block_mask[-1], query, key, mask_buffers)
             attention = _masked_attention(query, key, value, mask, scale)
-        laid_out = self._laid_out(attention, query.stride())
-        return attention if laid_out.stride() == attention.stride() else laid_out, *statistics
+        return _laid_out_as(attention, query.stride()), *statistics
 
     def _leaves_scores(self, score_mod: Callable[..., Tensor], query: Tensor, buffers: tuple[Any, ...]) -> bool:
         """Whether ``score_mod`` gives back the score that it is given: the very tensor."""
@@ -122,8 +120,23 @@ def _masked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, s
         key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
     key, value = (item.expand(batch, heads, *item.shape[2:]) for item in (key, value))
     attention = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    # In the order of the memory, which filling would not keep.
-    order = sorted(range(attention.dim()), key=attention.stride, reverse=True)
     blind = mask.logical_not().all(-1, keepdim=True)
-    filled = attention.permute(order).masked_fill(blind.permute(order), 0.0)
-    return filled.permute([order.index(dimension) for dimension in range(attention.dim())])
+    # Filling makes a row-major tensor.
+    order = _order(attention.stride())
+    return attention.permute(order).masked_fill(blind.permute(order), 0.0).permute(_inverse(order))
+
+
+def _laid_out_as(attention: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """``attention`` with its dimensions in memory as those of a query with ``strides`` are, but for the last one, which is innermost."""
+    order = [dimension for dimension in _order(strides) if dimension != len(strides) - 1]
+    order.append(len(strides) - 1)
+    return attention.permute(order).contiguous().permute(_inverse(order))
+
+
+def _order(strides: tuple[int, ...]) -> list[int]:
+    """Dimensions, the outermost first."""
+    return sorted(range(len(strides)), key=strides.__getitem__)[::-1]
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return [order.index(dimension) for dimension in range(len(order))]

@@ -116,6 +116,12 @@ def test_scores_left_as_they_are_become_masked_attention():
     assert "aten::logsumexp" not in made
 
 
+def test_its_layout_is_that_of_the_query_by_one_copy_at_most():
+    made = kinds(Biased().eval(), heads())
+    assert made.count("aten::clone") + made.count("aten::contiguous") == 1
+    assert not any("strided" in kind or "empty" in kind for kind in made)
+
+
 def test_queries_that_see_nothing_get_zeros():
     model, example = Padded().eval(), (*heads(), seen_with_padding())
     assert "aten::masked_fill" in kinds(model, example)
