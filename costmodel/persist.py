@@ -17,7 +17,7 @@ import msgspec
 
 from autosched.core.atomic_write import replace_folder
 from autosched.core.decoding import decode_json
-from autosched.core.errors import ArtifactCorrupt, AutoschedError, IncompatibleArtifact, UsageError, why_of
+from autosched.core.errors import ArtifactCorrupt, AutoschedError, IncompatibleArtifact, UsageError, newer_schema, why_of
 from autosched.core.scratch import Scratch
 from autosched.costmodel.conformal import Conformal
 from autosched.costmodel.features import FEATURE_SET, PAIR_FEATURES, readable
@@ -208,8 +208,7 @@ def _read_manifest(folder: Path) -> _Manifest:
     if version.format != FORMAT:
         raise ArtifactCorrupt(str(path), f"its format is {version.format!r}; expected {FORMAT!r}")
     if version.schema > SCHEMA:
-        difference = f"schema: {version.schema} there, at most {SCHEMA} here"
-        raise IncompatibleArtifact(str(path), [difference], f"Install a newer autosched, or {_AGAIN}.")
+        raise newer_schema(str(path), version.schema, SCHEMA, _AGAIN)
     try:
         manifest = decode_json(content, _Manifest)
     except msgspec.DecodeError as error:

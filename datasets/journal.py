@@ -23,7 +23,7 @@ from filelock import FileLock
 
 from autosched.core.atomic_write import write_atomically
 from autosched.core.decoding import decode_json
-from autosched.core.errors import IncompatibleArtifact, UsageError
+from autosched.core.errors import IncompatibleArtifact, UsageError, newer_schema
 from autosched.core.records import DeviceKey, Engine, Failure, PairRecord, SoftwareKey, SoloRecord
 from autosched.core.regular_file import open_regular, read_regular
 
@@ -262,10 +262,7 @@ class Journal:
                 return None
             version = decode_json(body, _Version).schema
             if version > SCHEMA:
-                difference = f"schema: {version} there, at most {SCHEMA} here"
-                raise IncompatibleArtifact(
-                    str(self._path), [difference], "Install a newer autosched, or set AUTOSCHED_CACHE to another folder."
-                )
+                raise newer_schema(str(self._path), version, SCHEMA, "set AUTOSCHED_CACHE to another folder")
             return decode_json(body, _Entry)
         except msgspec.DecodeError:
             return None

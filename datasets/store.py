@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from autosched.core.atomic_write import remove_half_written, write_atomically
-from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact, UsageError, why_of
+from autosched.core.errors import ArtifactCorrupt, UsageError, newer_schema, why_of
 from autosched.core.regular_file import read_regular
 from autosched.datasets.cells import flat, row_of
 from autosched.datasets.facts import DISTURBED
@@ -208,8 +208,7 @@ class Store:
             metadata = file.schema_arrow.metadata or {}
             version = int(metadata.get(b"autosched.schema", b"0"))
             if version > SCHEMA:
-                difference = f"schema: {version} there, at most {SCHEMA} here"
-                raise IncompatibleArtifact(str(part), [difference], "Install a newer autosched, or name another folder of runs.")
+                raise newer_schema(str(part), version, SCHEMA, "name another folder of runs")
             if metadata.get(b"autosched.table", b"").decode() != table:
                 self._put_aside(part, f"it is not a part of table {table}")
                 return None

@@ -13,10 +13,8 @@ from typing import Any, TypeGuard
 import torch
 from torch.utils._pytree import tree_map
 
-from autosched.core.attribute_reach import is_literal
-
-_GONE = object()
-_OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
+from autosched.core.attribute_reach import END, OF_EVERY_MODULE, is_literal, put_item
+from autosched.core.extents import storage_address
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Changes:
     """What one call has changed in a model.
 
     Args:
-        numbers: the attributes of modules that it has set to another number or text: whose, which, what was there (or ``_GONE``), what is.
+        numbers: the attributes of modules that it has set to another number or text: whose, which, what was there (or ``END``), what is.
         tables: what it has written to in buffers, as views of them, with copies of what was there and of what is.
         others: whether it has changed anything else.
     """
@@ -51,17 +49,14 @@ class Changes:
     def put(self) -> None:
         """Leave the model as the call has left it."""
         for table, key, _, now in self.numbers:
-            dict.__setitem__(table, key, now)
+            put_item(table, key, now)
         for place, _, now_there in self.tables:
             place.copy_(now_there)
 
     def take_back(self) -> None:
         """Leave the model as it was before the call."""
         for table, key, before, _ in self.numbers:
-            if before is _GONE:
-                dict.pop(table, key, None)
-            else:
-                dict.__setitem__(table, key, before)
+            put_item(table, key, before)
         for place, there_before, _ in reversed(self.tables):
             place.copy_(there_before)
 
@@ -73,7 +68,7 @@ class Before:
         self._modules = list(model.modules())
         self._attributes = [_attributes(module) for module in self._modules]
         self._buffers = [dict(module._buffers) for module in self._modules]
-        self._storages = {_storage(item) for table in self._buffers for item in table.values() if _is_dense(item)} - {0}
+        self._storages = {storage_address(item) for table in self._buffers for item in table.values() if _is_dense(item)} - {0}
 
     def changes(self, written: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Changes:
         """What has been changed since.
@@ -85,10 +80,10 @@ class Before:
         for module, before, buffers in zip(self._modules, self._attributes, self._buffers, strict=True):
             now = _attributes(module)
             for key in before.keys() | now.keys():
-                was, is_now = before.get(key, _GONE), now.get(key, _GONE)
+                was, is_now = before.get(key, END), now.get(key, END)
                 if was is is_now:
                     continue
-                if is_now is _GONE or not is_literal(is_now) or not (was is _GONE or is_literal(was)):
+                if is_now is END or not is_literal(is_now) or not (was is END or is_literal(was)):
                     others = True
                 elif type(was) is not type(is_now) or was != is_now:
                     numbers.append((vars(module), key, was, is_now))
@@ -97,7 +92,7 @@ class Before:
         if others or not numbers:
             return Changes(tuple(numbers), (), others)
         changed = [(place, before) for place, before in written if not _equal(place, before)]
-        if any(not _is_dense(place) or 0 in place.stride() or _storage(place) not in self._storages for place, _ in changed):
+        if any(not _is_dense(place) or 0 in place.stride() or storage_address(place) not in self._storages for place, _ in changed):
             return Changes(tuple(numbers), (), True)
         return Changes(tuple(numbers), tuple((place, before, place.clone()) for place, before in changed))
 
@@ -116,7 +111,7 @@ def with_other_values(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, Any]:
-    return {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
+    return {key: value for key, value in vars(module).items() if key not in OF_EVERY_MODULE}
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -125,10 +120,3 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _is_dense(item: object) -> TypeGuard[torch.Tensor]:
     return isinstance(item, torch.Tensor) and item.layout is torch.strided
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):
-        return 0

@@ -15,11 +15,9 @@ from typing import Any
 
 import torch
 
-from autosched.core.attribute_reach import hooks_of, reach
+from autosched.core.attribute_reach import OF_EVERY_MODULE, hooks_of, reach
 
 _GONE = object()
-# What every module has: hooks, and tables of its parts.
-_OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
 
 
 @contextmanager
@@ -30,7 +28,7 @@ def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
     known = {id(module) for module in modules}
     back: dict[int, Callable[[], None]] = {}
     for module in modules:
-        attributes = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
+        attributes = {key: value for key, value in vars(module).items() if key not in OF_EVERY_MODULE}
         reached = reach([*attributes.values(), *hooks_of(module)], known=known)
         uncounted = [each.owner for each in reached.uncounted if isinstance(each.owner, set | deque)]
         tensors = [table for table in (module._parameters, module._buffers) if isinstance(table, dict)]
@@ -38,7 +36,7 @@ def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
             back.setdefault(id(held), _restoring(held))
         back[id(module)] = _restoring_attributes(vars(module), attributes)
         # A model that adds hooks in its first call, and notes that it has, would add them again. Those of lazy modules go for good.
-        for table in (table for key, table in vars(module).items() if key in _OF_EVERY_MODULE and "_hooks" in key):
+        for table in (table for key, table in vars(module).items() if key in OF_EVERY_MODULE and "_hooks" in key):
             back[id(table)] = _removing_added(table)
     try:
         yield
@@ -49,7 +47,7 @@ def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
 
 def _restoring_attributes(table: dict[str, Any], began: dict[str, Any]) -> Callable[[], None]:
     def restore() -> None:
-        for key in [key for key in table if key not in began and key not in _OF_EVERY_MODULE]:
+        for key in [key for key in table if key not in began and key not in OF_EVERY_MODULE]:
             del table[key]
         # Only what differs: whoever counts writes to this need not be told of none.
         table.update({key: value for key, value in began.items() if table.get(key, _GONE) is not value})

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from autosched.capture.containers import real_containers
 from autosched.capture.first_call import Before, Changes, with_other_values
 from autosched.capture.leftovers import attributes_kept
+from autosched.core.extents import storage_address
 from autosched.core.from_outside import let_through
 from autosched.core.graph import TensorSpec
 from autosched.core.specs import spec_of
@@ -35,8 +36,7 @@ def rehearse(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     Returns:
         How the tensors of its answer are laid out, in order; nothing where there is none.
     """
-    tensors = [*_tensors((args, kwargs)), *model.parameters(), *model.buffers()]
-    if detect_fake_mode(tensors) is not None:
+    if detect_fake_mode(_reached(model, args, kwargs)) is not None:
         return ()
     first = _call(model, args, kwargs)
     if first.changes.are_of_a_first_call:
@@ -60,8 +60,7 @@ class _Called:
 
 
 def _call(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, answered: bool = False) -> _Called:
-    tensors = [*_tensors((args, kwargs)), *model.parameters(), *model.buffers()]
-    devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
+    devices = {tensor.get_device() for tensor in _reached(model, args, kwargs) if tensor.is_cuda}
     with torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng(devices), attributes_kept(model):
         warnings.simplefilter("ignore")
         before = Before(model)
@@ -118,12 +117,12 @@ class _Undoing(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         given = kwargs or {}
         if isinstance(func, OpOverload):
-            written = [each for each in _written(func, args, given) if _address(each) not in self._made]
+            written = [each for each in _written(func, args, given) if storage_address(each) not in self._made]
             # Some calls (t_) change how a tensor lies over its memory, and nothing there.
             self._copies += [(each, each.detach(), each.clone()) for each in written]
         answer = func(*args, **given)
         # What was there before lies, as long as the call lasts, where nothing is made.
-        self._made |= {*map(_address, _tensors(answer))} - {0, *map(_address, _tensors((args, given)))}
+        self._made |= {*map(storage_address, _tensors(answer))} - {0, *map(storage_address, _tensors((args, given)))}
         return answer
 
     def written(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -152,17 +151,14 @@ def _written(func: OpOverload[..., Any], args: tuple[Any, ...], kwargs: Mapping[
     return found
 
 
+def _reached(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """What a call has before it: arguments, parameters and buffers."""
+    return [*_tensors((args, kwargs)), *model.parameters(), *model.buffers()]
+
+
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _lies(tensor: torch.Tensor) -> tuple[object, ...]:
-    return (_address(tensor), tensor.storage_offset(), tensor.shape, tensor.stride()) if tensor.layout is torch.strided else ()
-
-
-def _address(tensor: torch.Tensor) -> int:
-    """Where its memory begins; 0 for none, or what PyTorch does not tell."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):
-        return 0
+    return (storage_address(tensor), tensor.storage_offset(), tensor.shape, tensor.stride()) if tensor.layout is torch.strided else ()

@@ -20,6 +20,8 @@ Place = tuple[int, object]
 
 LENGTH = object()
 END = object()
+OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
+"""Attributes that every module has: its mode, hooks, and tables of its parts."""
 # Of a container that holds settings; a larger one holds data.
 MOST_ITEMS = 64
 # A configuration of transformers has about a hundred attributes.
@@ -64,6 +66,14 @@ class Reached:
 def is_literal(value: object) -> bool:
     """Whether it is a number, a text, nothing, or a tuple of such: what a shape or a length is noted as."""
     return type(value) in _PLAIN or (isinstance(value, tuple) and all(map(is_literal, value)))
+
+
+def put_item(table: dict[str, Any], key: str, value: object) -> None:
+    """Put ``value`` at ``key``; for ``END``, take away what is there."""
+    if value is END:
+        dict.pop(table, key, None)
+    else:
+        dict.__setitem__(table, key, value)
 
 
 def reach(values: Iterable[object], but: Set[Place] = frozenset(), known: Set[int] = frozenset()) -> Reached:

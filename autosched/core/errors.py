@@ -114,6 +114,11 @@ class IncompatibleArtifact(ArtifactError):
         self.differences = tuple(differences)
 
 
+def newer_schema(path: str, there: int, here: int, otherwise: str) -> IncompatibleArtifact:
+    """The error of a file whose schema is ``there``, where at most ``here`` can be read; ``otherwise``: what else to do about it."""
+    return IncompatibleArtifact(path, [f"schema: {there} there, at most {here} here"], f"Install a newer autosched, or {otherwise}.")
+
+
 class DeviceError(AutoschedError):
     """The device is missing or does not answer as it should."""
 

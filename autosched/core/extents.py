@@ -49,6 +49,23 @@ def storage_of(tensor: torch.Tensor) -> Hashable:
         return "opaque", id(tensor)
 
 
+def storage_address(tensor: torch.Tensor) -> int:
+    """Where a tensor's storage begins; 0 for none, or what PyTorch does not tell."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+def lie_alike(shape: Sequence[int], first: Sequence[int], second: Sequence[int]) -> bool:
+    """Whether strides put the elements of ``shape`` in the same places; those of dimensions with one element do not count.
+
+    >>> lie_alike((4, 1), (1, 1), (1, 4)), lie_alike((4, 2), (2, 1), (1, 4))
+    (True, False)
+    """
+    return all(size == 1 or one == other for size, one, other in zip(shape, first, second, strict=True))
+
+
 def overlap(first: Extent, second: Extent) -> bool:
     """Whether two extents share an address.
 

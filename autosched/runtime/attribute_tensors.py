@@ -13,13 +13,11 @@ from typing import Any
 
 import torch
 
-from autosched.core.attribute_reach import END, is_literal, reach
+from autosched.core.attribute_reach import END, OF_EVERY_MODULE, is_literal, put_item, reach
 from autosched.runtime.module_attributes import settings_of
 from autosched.runtime.state import version_of
 
 _MOST_NAMED = 16
-# Its mode may be changed by whoever has the model.
-_OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
 _Held = tuple[torch.Tensor, int]
 """A tensor, and how often it was changed in place."""
 
@@ -72,7 +70,8 @@ class AttributeTensors:
             keys = began.keys() | dict(dict.items(table)).keys()
             given = [_give_back(table, key, began.get(key, END)) for key in keys]
             if numbers or any(given):
-                for key in keys - _OF_EVERY_MODULE:
+                # Its mode may be changed by whoever has the model.
+                for key in keys - OF_EVERY_MODULE:
                     _give_back_number(table, key, began.get(key, END))
         for table, began in self._buffers:
             for key in [key for key in table if not isinstance(began.get(key), torch.Tensor)]:
@@ -116,21 +115,14 @@ def _give_back(table: dict[str, Any], key: str, was: object) -> bool:
     now = dict.get(table, key, END)
     if was is now or not (_holds_tensors(was) or _holds_tensors(now)):
         return False
-    _put(table, key, was)
+    put_item(table, key, was)
     return True
 
 
 def _give_back_number(table: dict[str, Any], key: str, was: object) -> None:
     now = dict.get(table, key, END)
     if was is not now and all(value is END or is_literal(value) for value in (was, now)):
-        _put(table, key, was)
-
-
-def _put(table: dict[str, Any], key: str, value: object) -> None:
-    if value is END:
-        dict.pop(table, key, None)
-    else:
-        dict.__setitem__(table, key, value)
+        put_item(table, key, was)
 
 
 def _holds_tensors(value: object) -> bool:

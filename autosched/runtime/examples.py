@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from autosched.core.extents import lie_alike
 from autosched.core.graph import TensorSpec
 
 
@@ -29,4 +30,4 @@ def example_of(spec: TensorSpec, device: torch.device, place: int) -> torch.Tens
 
 def same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     """Whether ``tensor`` lies in memory as ``strides`` say; those of dimensions with one element do not count."""
-    return all(size == 1 or have == want for size, have, want in zip(tensor.shape, tensor.stride(), strides, strict=True))
+    return lie_alike(tensor.shape, tensor.stride(), strides)

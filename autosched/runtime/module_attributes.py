@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autosched.core.attribute_reach import END, MOST_ITEMS, Place, hooks_of
+from autosched.core.attribute_reach import END, MOST_ITEMS, OF_EVERY_MODULE, Place, hooks_of
 from autosched.runtime.attribute_contents import AttributeContents, is_same, same_items
 
 Entry = tuple[dict[str, Any], str]
@@ -22,7 +22,6 @@ _attributes_of = attrgetter("__dict__")
 _training_of = attrgetter("training")
 _training_entry = itemgetter("training")
 _values_of = dict.values
-_OF_EVERY_MODULE = frozenset(torch.nn.Module().__dict__)
 # PyTorch makes these anew as it likes, in ``to`` for one; what is in them is among the parameters.
 _MADE_ANEW = frozenset(("_flat_weights", "_flat_weight_refs"))
 
@@ -148,7 +147,7 @@ class Settings:
 
 def settings_of(module: torch.nn.Module) -> list[str]:
     """Names of the attributes that are of this module, and not of every one."""
-    left_out = _OF_EVERY_MODULE | _MADE_ANEW if isinstance(module, torch.nn.RNNBase) else _OF_EVERY_MODULE
+    left_out = OF_EVERY_MODULE | _MADE_ANEW if isinstance(module, torch.nn.RNNBase) else OF_EVERY_MODULE
     return [name for name in module.__dict__ if name not in left_out]
 
 

@@ -21,12 +21,15 @@ def settle_masks(draft: Draft) -> int:
     """
     fixed = draft.fixed_values()
     settled = 0
+    values: dict[int, torch.Tensor | None] = {}  # every layer has the same, as a rule
     dense: dict[tuple[int, str], int] = {}
     for node in draft.nodes:
         mask = node.tensor("attn_mask") if node.kind == _ATTENTION else None
         if mask is None or mask not in fixed:
             continue
-        known = _value_of(draft, mask)
+        if mask not in values:
+            values[mask] = _value_of(draft, mask)
+        known = values[mask]
         if known is not None and known.dtype == torch.bool and bool(known.all()):
             _set(node, "attn_mask", None)
         elif known is not None and _is_causal(known, draft, node):

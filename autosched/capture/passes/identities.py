@@ -8,6 +8,7 @@ from math import copysign
 import torch
 
 from autosched.capture.draft import Draft, Node
+from autosched.core.extents import lie_alike
 from autosched.core.graph import TensorSpec
 from autosched.core.program import Ref
 
@@ -86,4 +87,4 @@ def same_layout(a: TensorSpec, b: TensorSpec) -> bool:
     """Whether shape, dtype and strides agree; the stride of a dimension of size one means nothing."""
     if a.shape != b.shape or a.dtype != b.dtype or len(a.strides) != len(b.strides):
         return False
-    return all(size == 1 or have == want for size, have, want in zip(a.shape, a.strides, b.strides, strict=True))
+    return lie_alike(a.shape, a.strides, b.strides)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autosched.core.extents import lie_alike, reach_of
 from autosched.core.graph import OpGraph, TensorSpec, ValueRole
 from autosched.core.program import Program, Ref
 from autosched.runtime.inductor.units import Unit
@@ -42,14 +43,14 @@ def _differs(wanted: TensorSpec, made: TensorSpec) -> bool:
     """Whether a dense output has other strides where those matter. One with gaps is a part of something, and left as it comes."""
     if wanted.shape != made.shape or len(made.strides) != len(made.shape) or not _dense(wanted):
         return False
-    return any(size > 1 and ours != theirs for size, ours, theirs in zip(wanted.shape, wanted.strides, made.strides, strict=True))
+    return not lie_alike(wanted.shape, wanted.strides, made.strides)
 
 
 def _dense(spec: TensorSpec) -> bool:
     """Whether its elements lie side by side, in whatever order of dimensions; not if it has none."""
     if spec.overlaps or spec.elements == 0:
         return False
-    return spec.elements == 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.strides, strict=True))
+    return spec.elements == reach_of(spec.shape, spec.strides, 1)
 
 
 def _unit(value: int, name: str, spec: TensorSpec, kind: str) -> Unit:
