@@ -254,12 +254,12 @@ def regions_dir() -> Path:
     return cache_dir() / "regions"
 
 
-NATIVE_LIBRARY = r"lanes-[0-9a-f]{24}-[0-9a-f]{16}\.so"
+NATIVE_LIBRARY = r"(?:lanes|winograd)-[0-9a-f]{24}-[0-9a-f]{16}\.so"
 """How a file in :func:`native_dir` is called: after what it was built of, and its own digest."""
 
 
 def native_dir() -> Path:
-    """The native part of the lanes, compiled for each PyTorch that was used."""
+    """C++ of our own: that of the lanes, compiled for each PyTorch that was used, and that of convolutions, for each processor."""
     return cache_dir() / "native"
 
 

@@ -1,49 +1,35 @@
-"""``native/lanes.cpp`` and the files beside it compiled for this PyTorch: found in the cache folder, else built there once; and loaded.
+"""``native/lanes.cpp`` and the files beside it compiled for this PyTorch, and loaded.
 
 It uses PyTorch's C++ interface, which has no stable binary form, so it cannot travel in a wheel. Whatever goes wrong is a reason, not an
-error: lanes are Python threads then. What is in the folder is run as code, and trusted as the store of compiled regions trusts its files.
+error: lanes are Python threads then.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import hashlib
 import logging
-import os
-import platform
-import re
-import shlex
-import shutil
-import signal
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 
-from autosched.config import NATIVE_LIBRARY, cpp_compiler, native_dir, native_lanes_wanted
-from autosched.core.atomic_write import write_atomically
+from autosched.config import native_dir, native_lanes_wanted
 from autosched.core.records import Engine
-from autosched.core.scratch import Scratch
 from autosched.runtime.forking import outlive_forks
-from autosched.runtime.regions.store import private_file, private_folder
+from autosched.runtime.native.compiler import Recipe, no_compiler
 
 _log = logging.getLogger(__name__)
 
 BUILD_LIMIT_S = 300.0
 _SOURCE = Path(__file__).parent / "lanes.cpp"  # which takes the rest of the folder in
 # Little of the time is spent in this file's own code, and much in reading PyTorch's headers: -O1 takes as long as none, -O2 longer.
-_COMPILE = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-pipe", "-c")
+_COMPILE = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-pipe")
 _LINK = ("-shared", "-ltorch_cpu", "-lc10")
-_FALLBACKS = ("g++", "clang++", "c++")
 _NAMESPACE = "autosched_lanes"
 _SWITCHED_OFF = "switched off by AUTOSCHED_NATIVE=0"
 
@@ -100,7 +86,7 @@ def native_library() -> Library | None:
         folder = native_dir()
         if _state.operators is None and not _state.refused and _state.looked_for != folder:
             _state.looked_for = folder
-            if (found := _find(folder)) is not None:
+            if (found := lanes_recipe().find()) is not None:
                 _load(found)
         return _state.operators
 
@@ -125,7 +111,7 @@ def build_native(limit_s: float = BUILD_LIMIT_S) -> str:
         return _SWITCHED_OFF
     with _state.lock:
         if native_library() is None and not _state.refused:
-            path = _made(native_dir(), limit_s)
+            path = obstacle() or lanes_recipe().make(limit_s)
             if isinstance(path, Path):
                 _load(path)
             else:
@@ -150,9 +136,7 @@ def obstacle() -> str:
         return f"they are built on Linux only, not on {sys.platform}"
     if not _headers().is_dir():
         return f"this PyTorch comes without its C++ headers ({_headers()})"
-    if not _compiler():
-        return "there is no C++ compiler; install g++ or clang++, or name one in CXX"
-    return ""
+    return no_compiler()
 
 
 def _load(path: Path) -> None:
@@ -181,88 +165,12 @@ def _load(path: Path) -> None:
     _state.operators = Library(**called, **functions)
 
 
-def _made(folder: Path, limit_s: float) -> Path | str:
-    """The library, built if it is not there; or why it cannot be."""
-    if why := obstacle():
-        return why
-    deadline = time.monotonic() + limit_s
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not private_folder(folder):
-            return f"{folder} belongs to somebody else, or others may write into it, and what is built there is run"
-        with FileLock(folder / ".lock", timeout=limit_s):
-            return _find(folder) or _compiled(folder, deadline)
-    except Timeout:
-        return f"another process has been building them for {limit_s:.0f} s"
-    except OSError as error:
-        return f"they cannot be kept: {error}"
-
-
-def _compiled(folder: Path, deadline: float) -> Path | str:
-    libraries = _headers().parent / "lib"
-    with Scratch() as scratch:
-        made, whole = scratch / "lanes.o", scratch / "lanes.so"
-        include = ["-I", str(_headers())]
-        steps = (
-            [*_compiler(), *_COMPILE, f"-D_GLIBCXX_USE_CXX11_ABI={int(_new_strings())}", *include, str(_SOURCE), "-o", str(made)],
-            [*_compiler(), str(made), "-L", str(libraries), *_LINK, "-o", str(whole)],
-        )
-        for command in steps:
-            if why := _run(command, deadline):
-                return why
-            if not Path(command[-1]).is_file():
-                return f"{command[0]} ended without an error, and wrote nothing"
-        content = whole.read_bytes()
-    # Whatever the mask is (002 where each user has a group): what others may write is not loaded.
-    write_atomically(folder / f"lanes-{_key()}-{_digest(content)}.so", content, mode=0o644)
-    return _find(folder) or f"what was built cannot be read back from {folder}, or others may write it there"
-
-
-def _run(command: Sequence[str], deadline: float) -> str:
-    """Why a command did not do what it should; empty if it did."""
-    # A session of its own: the compiler is more than one process, and all of them end together.
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as process:
-        try:
-            said, _ = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            _end(process)
-            return f"{command[0]} was ended after its time was over"
-        except BaseException:
-            _end(process)
-            raise
-    if process.returncode == 0:
-        return ""
-    lines = [line for line in said.decode(errors="replace").splitlines() if "error" in line]
-    return f"{command[0]} failed: {lines[0].strip() if lines else f'exit status {process.returncode}'}"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _find(folder: Path) -> Path | None:
-    try:
-        if not private_folder(folder):
-            return None
-        for path in sorted(folder.glob(f"lanes-{_key()}-*.so")):
-            if re.fullmatch(NATIVE_LIBRARY, path.name) and private_file(path) and path.stem.endswith(_digest(path.read_bytes())):
-                return path
-    except OSError:
-        pass
-    return None
-
-
 @lru_cache(maxsize=1)
-def _key() -> str:
-    """Digest of what is built and of the PyTorch it is built for. The compiler is not in it: where it was built it may since be gone."""
-    sources = [path.read_text(encoding="utf-8") for path in sorted(_SOURCE.parent.iterdir()) if path.suffix in (".cpp", ".h")]
-    told = [*sources, *_COMPILE, *_LINK, str(torch.__version__), str(torch.version.git_version), str(_new_strings())]
-    return hashlib.sha256("\n".join([*told, sys.platform, platform.machine()]).encode()).hexdigest()[:24]
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
+def lanes_recipe() -> Recipe:
+    """How the library is made for this PyTorch."""
+    strings = f"-D_GLIBCXX_USE_CXX11_ABI={int(_new_strings())}"
+    places = ("-I", str(_headers()), "-L", str(_headers().parent / "lib"))
+    return Recipe("lanes", _SOURCE, (*_COMPILE, strings), _LINK, places, (str(torch.__version__), str(torch.version.git_version)))
 
 
 def _new_strings() -> bool:
@@ -272,15 +180,3 @@ def _new_strings() -> bool:
 def _headers() -> Path:
     # As torch.utils.cpp_extension has it, which takes half a second to import, and asks nvcc for its version.
     return Path(torch.__file__).parent / "include"
-
-
-def _compiler() -> list[str]:
-    """The command: ``CXX`` or g++, as Inductor has it, else another that is there; empty if none is."""
-    try:
-        named = shlex.split(cpp_compiler())
-    except ValueError:  # a quotation mark without the other: no command
-        named = []
-    for command in (named, *([name] for name in _FALLBACKS)):
-        if command and shutil.which(command[0]):
-            return command
-    return []

@@ -14,6 +14,7 @@ from autosched import cache_folder
 from autosched.config import native_dir
 from autosched.core.records import Engine
 from autosched.runtime.native import build as native_build
+from autosched.runtime.native import compiler
 from autosched.runtime.native.build import build_native, engine_here, native_library
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they are built on Linux only")
@@ -60,17 +61,17 @@ def test_what_is_damaged_or_others_may_write_is_not_loaded(fresh: Path, monkeypa
     calls = _compiler(fresh, "echo built > $out", monkeypatch)
     build_native()
     (made,) = native_dir().glob("*.so")
-    assert native_build._find(native_dir()) == made
+    assert native_build.lanes_recipe().find() == made
     made.chmod(0o666)
-    assert native_build._find(native_dir()) is None
+    assert native_build.lanes_recipe().find() is None
     made.chmod(0o600)
     made.write_text("forged")
-    assert native_build._find(native_dir()) is None
+    assert native_build.lanes_recipe().find() is None
     monkeypatch.setattr(native_build, "_state", native_build._State())
     build_native()
     assert len(calls.read_text().splitlines()) == 4
     native_dir().chmod(0o777)
-    assert native_build._find(native_dir()) is None
+    assert native_build.lanes_recipe().find() is None
     monkeypatch.setattr(native_build, "_state", native_build._State())
     assert "others may write" in build_native()
 
@@ -79,7 +80,7 @@ def test_what_is_not_found_again_is_a_reason(fresh: Path, monkeypatch: pytest.Mo
     """The measuring process looks for it, too, and would have none."""
     _compiler(fresh, "echo built > $out", monkeypatch)
     # As where a mounted file system gives every file one mode.
-    monkeypatch.setattr(native_build, "private_file", lambda path: False)
+    monkeypatch.setattr(compiler, "private_file", lambda path: False)
     assert "cannot be read back" in build_native()
     assert engine_here() is Engine.PYTHON
 

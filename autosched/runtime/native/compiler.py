@@ -1,0 +1,147 @@
+"""C++ of our own, compiled on this machine: a library that is found in the cache folder, else built there once.
+
+What is in the folder is run as code, and trusted as the store of compiled regions trusts its files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from autosched.config import NATIVE_LIBRARY, cpp_compiler, native_dir
+from autosched.core.atomic_write import write_atomically
+from autosched.core.computed_once import computed_once
+from autosched.core.scratch import Scratch
+from autosched.runtime.regions.store import private_file, private_folder
+
+_FALLBACKS = ("g++", "clang++", "c++")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a library is made.
+
+    Args:
+        name: what its file is called after; one of ``config.NATIVE_LIBRARY``.
+        source: the file that is compiled, which takes in the rest of its folder.
+        compile, link: what the compiler is told in each of two steps.
+        places: what it is told in both of where things are, which may be elsewhere next time.
+        depends: what else the library depends on.
+    """
+
+    name: str
+    source: Path
+    compile: tuple[str, ...]
+    link: tuple[str, ...]
+    places: tuple[str, ...] = ()
+    depends: tuple[str, ...] = ()
+
+    @computed_once
+    def key(self) -> str:
+        """Digest of what is built, and for what. The compiler is not in it: where it was built it may since be gone."""
+        sources = [path.read_text(encoding="utf-8") for path in sorted(self.source.parent.iterdir()) if path.suffix in (".cpp", ".h")]
+        told = [*sources, *self.compile, *self.link, *self.depends, sys.platform, platform.machine()]
+        return hashlib.sha256("\n".join(told).encode()).hexdigest()[:24]
+
+    def find(self) -> Path | None:
+        """The library, if it was built before and nobody else can have written it."""
+        folder = native_dir()
+        try:
+            if not private_folder(folder):
+                return None
+            for path in sorted(folder.glob(f"{self.name}-{self.key}-*.so")):
+                if re.fullmatch(NATIVE_LIBRARY, path.name) and private_file(path) and path.stem.endswith(_digest(path.read_bytes())):
+                    return path
+        except OSError:
+            pass
+        return None
+
+    def make(self, limit_s: float) -> Path | str:
+        """The library, built if it is not there, in ``limit_s`` seconds at most; or why it cannot be. Other processes wait for one."""
+        folder = native_dir()
+        deadline = time.monotonic() + limit_s
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not private_folder(folder):
+                return f"{folder} belongs to somebody else, or others may write into it, and what is built there is run"
+            with FileLock(folder / ".lock", timeout=limit_s):
+                return self.find() or self._build(folder, deadline)
+        except Timeout:
+            return f"another process has been building for {limit_s:.0f} s"
+        except OSError as error:
+            return f"what is built cannot be kept: {error}"
+
+    def _build(self, folder: Path, deadline: float) -> Path | str:
+        with Scratch() as scratch:
+            made, whole = scratch / f"{self.name}.o", scratch / f"{self.name}.so"
+            steps = (
+                [*compiler(), *self.compile, *self.places, "-c", str(self.source), "-o", str(made)],
+                [*compiler(), str(made), *self.places, *self.link, "-o", str(whole)],
+            )
+            for command in steps:
+                if why := _run(command, deadline):
+                    return why
+                if not Path(command[-1]).is_file():
+                    return f"{command[0]} ended without an error, and wrote nothing"
+            content = whole.read_bytes()
+        # Whatever the mask is (002 where each user has a group): what others may write is not loaded.
+        write_atomically(folder / f"{self.name}-{self.key}-{_digest(content)}.so", content, mode=0o644)
+        return self.find() or f"what was built cannot be read back from {folder}, or others may write it there"
+
+
+def no_compiler() -> str:
+    """Why nothing can be compiled here, as far as can be told without trying; empty if nothing is in the way."""
+    return "" if compiler() else "there is no C++ compiler; install g++ or clang++, or name one in CXX"
+
+
+def compiler() -> list[str]:
+    """The command: ``CXX`` or g++, as Inductor has it, else another that is there; empty if none is."""
+    try:
+        named = shlex.split(cpp_compiler())
+    except ValueError:  # a quotation mark without the other: no command
+        named = []
+    for command in (named, *([name] for name in _FALLBACKS)):
+        if command and shutil.which(command[0]):
+            return command
+    return []
+
+
+def _run(command: Sequence[str], deadline: float) -> str:
+    """Why a command did not do what it should; empty if it did."""
+    # A session of its own: the compiler is more than one process, and all of them end together.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as process:
+        try:
+            said, _ = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return f"{command[0]} was ended after its time was over"
+        except BaseException:
+            _end(process)
+            raise
+    if process.returncode == 0:
+        return ""
+    lines = [line for line in said.decode(errors="replace").splitlines() if "error" in line]
+    return f"{command[0]} failed: {lines[0].strip() if lines else f'exit status {process.returncode}'}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -1,0 +1,259 @@
+// 3x3 convolutions of float32 pictures, channels last, by Winograd's minimal filtering: a tile of 2x2 or 4x4 results takes 16 or 36 products
+// where the sum itself takes 36 or 144 (Lavin and Gray, arXiv:1509.09308). Compiled for the processor it runs on; see library.py.
+//
+// Tiles are transformed, multiplied and transformed back in blocks that stay in a core's cache, each block by one thread. Where there are
+// too few tiles for that, all threads do each of the three steps together, and each reads its own share of the weights.
+//
+// No result depends on the number of threads, or on which tiles are worked on together.
+
+#include "products.h"
+#include "transforms.h"
+
+#include <algorithm>
+#include <limits>
+#include <new>
+#include <type_traits>
+
+// Whichever OpenMP PyTorch was linked with, as in native/team.h: nothing here is compiled for one, so no second one is loaded.
+extern "C" {
+__attribute__((weak)) void GOMP_parallel(void (*function)(void*), void* given, unsigned threads, unsigned flags);
+__attribute__((weak)) int omp_get_thread_num();
+__attribute__((weak)) int omp_get_num_threads();
+}
+
+namespace {
+
+// As many numbers as ``winograd.geometry`` writes, in its order. Strides are in elements; a channel follows the one before.
+struct Geometry {
+  int64_t outputs;  // of a tile, in one dimension: 2 or 4
+  int64_t threads;
+  int64_t batch, channels, height, width;
+  int64_t batch_stride, row_stride, column_stride;
+  int64_t features, top, left, out_height, out_width;
+  int64_t relu;
+};
+
+// Results whose tiles are worked on together: more of them read the weights less often, fewer stay in the cache.
+constexpr int64_t kTogether = 36;
+constexpr size_t kAlignment = 64;
+
+template <typename Work>
+void call_work(void* given) {
+  (*static_cast<Work*>(given))(omp_get_thread_num(), omp_get_num_threads());
+}
+
+// ``work(number, count)`` on each thread of a team, however many come.
+template <typename Work>
+void on_team(int64_t threads, Work work) {
+  if (threads < 2 || GOMP_parallel == nullptr) return work(0, 1);
+  GOMP_parallel(call_work<Work>, &work, static_cast<unsigned>(threads), 0);
+}
+
+// The share of ``all`` that one of ``count`` threads has.
+struct Share {
+  Share(int64_t all, int number, int count) : first(all * number / count), last(all * (number + 1) / count) {}
+  int64_t first, last;
+};
+
+// Memory that a thread keeps from call to call.
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() { give_back(); }
+
+  float* of(int64_t count) {
+    if (count > count_) {
+      give_back();
+      memory_ = static_cast<float*>(::operator new(count * sizeof(float), std::align_val_t{kAlignment}));
+      count_ = count;
+    }
+    return memory_;
+  }
+
+ private:
+  void give_back() {
+    if (memory_ != nullptr) ::operator delete(memory_, std::align_val_t{kAlignment});
+    memory_ = nullptr;
+    count_ = 0;
+  }
+
+  float* memory_ = nullptr;
+  int64_t count_ = 0;
+};
+
+thread_local Scratch scratch;
+
+template <int Outputs>
+class Convolution {
+ public:
+  Convolution(const Geometry& geometry, const float* picture, float* made, const float* residual, const float* bias, const float* weights)
+      : g(geometry), picture(picture), made(made), residual(residual), bias(bias), weights(weights) {
+    padded = (g.features + kLanes - 1) / kLanes * kLanes;
+    across = (g.out_width + Outputs - 1) / Outputs;
+    down = (g.out_height + Outputs - 1) / Outputs;
+    tiles = g.batch * down * across;
+  }
+
+  void run() const {
+    const int64_t rounds = (tiles + kTogether * g.threads - 1) / (kTogether * g.threads);
+    if (g.threads == 1 || tiles > kTogether * (2 * g.threads - 1)) return block_by_block((tiles + rounds * g.threads - 1) / (rounds * g.threads));
+    together();
+  }
+
+ private:
+  using Rule = Tile<Outputs>;
+  static constexpr int kIn = Rule::kIn;
+  static constexpr int64_t kPoints = int64_t{kIn} * kIn;  // products of a tile
+
+  struct Corner {
+    int64_t picture, row, column;  // of the first result
+  };
+
+  Corner corner(int64_t tile) const {
+    const int64_t place = tile % (down * across);
+    return {tile / (down * across), place / across * Outputs, place % across * Outputs};
+  }
+
+  void block_by_block(int64_t most) const {
+    const int64_t blocks = (tiles + most - 1) / most;
+    on_team(g.threads, [&](int number, int count) {
+      const Share share(blocks, number, count);
+      if (share.first == share.last) return;
+      float* const rows = scratch.of(kPoints * most * (g.channels + padded));
+      float* const sums = rows + kPoints * most * g.channels;
+      for (int64_t block = share.first; block < share.last; ++block) {
+        const int64_t first = block * most, here = std::min(most, tiles - first);
+        for (int64_t tile = 0; tile < here; ++tile) take(first + tile, rows + tile * g.channels, here * g.channels);
+        for (int64_t point = 0; point < kPoints; ++point) {
+          for (int64_t feature = 0; feature < padded; feature += kBlock) multiply(point, feature, rows, sums, here);
+        }
+        for (int64_t tile = 0; tile < here; ++tile) give(first + tile, sums + tile * padded, here * padded);
+      }
+    });
+  }
+
+  void together() const {
+    float* const rows = scratch.of(kPoints * tiles * (g.channels + padded));
+    float* const sums = rows + kPoints * tiles * g.channels;
+    on_team(g.threads, [&](int number, int count) {
+      const Share share(tiles, number, count);
+      for (int64_t tile = share.first; tile < share.last; ++tile) take(tile, rows + tile * g.channels, tiles * g.channels);
+    });
+    const int64_t blocks = (padded + kBlock - 1) / kBlock;
+    on_team(g.threads, [&](int number, int count) {
+      const Share share(kPoints * blocks, number, count);
+      for (int64_t place = share.first; place < share.last; ++place) multiply(place / blocks, place % blocks * kBlock, rows, sums, tiles);
+    });
+    on_team(g.threads, [&](int number, int count) {
+      const Share share(tiles, number, count);
+      for (int64_t tile = share.first; tile < share.last; ++tile) give(tile, sums + tile * padded, tiles * padded);
+    });
+  }
+
+  void multiply(int64_t point, int64_t feature, const float* rows, float* sums, int64_t count) const {
+    const float* const factors = weights + point * g.channels * padded;
+    product(count, rows + point * count * g.channels, factors, sums + point * count * padded, g.channels, padded, feature);
+  }
+
+  void take(int64_t tile, float* row, int64_t between) const {
+    int64_t channel = 0;
+    for (; channel + kLanes <= g.channels; channel += kLanes) take_channels<Vector>(tile, row, between, channel);
+    for (; channel < g.channels; ++channel) take_channels<float>(tile, row, between, channel);
+  }
+
+  // The input of a tile, transformed: one number of each product, ``between`` apart.
+  template <typename V>
+  void take_channels(int64_t tile, float* row, int64_t between, int64_t channel) const {
+    const Corner at = corner(tile);
+    const int64_t top = at.row - g.top, left = at.column - g.left;
+    const float* const from = picture + at.picture * g.batch_stride + channel;
+    V numbers[kPoints], halfway[kPoints];
+    for (int row_at = 0; row_at < kIn; ++row_at) {
+      const int64_t y = top + row_at;
+      for (int column_at = 0; column_at < kIn; ++column_at) {
+        const int64_t x = left + column_at;
+        const bool inside = y >= 0 && y < g.height && x >= 0 && x < g.width;
+        numbers[row_at * kIn + column_at] = inside ? load<V>(from + y * g.row_stride + x * g.column_stride) : V{};
+      }
+    }
+    for (int column_at = 0; column_at < kIn; ++column_at) Rule::input(numbers + column_at, kIn, halfway + column_at, kIn);
+    for (int row_at = 0; row_at < kIn; ++row_at) Rule::input(halfway + row_at * kIn, 1, numbers + row_at * kIn, 1);
+    for (int64_t point = 0; point < kPoints; ++point) store(row + point * between + channel, numbers[point]);
+  }
+
+  void give(int64_t tile, const float* sums, int64_t between) const {
+    int64_t feature = 0;
+    for (; feature + kLanes <= g.features; feature += kLanes) give_features<Vector>(tile, sums, between, feature);
+    for (; feature < g.features; ++feature) give_features<float>(tile, sums, between, feature);
+  }
+
+  // The results of a tile, with bias, residual and relu.
+  template <typename V>
+  void give_features(int64_t tile, const float* sums, int64_t between, int64_t feature) const {
+    const Corner at = corner(tile);
+    V numbers[kPoints], halfway[Outputs * kIn], results[Outputs * Outputs];
+    for (int64_t point = 0; point < kPoints; ++point) numbers[point] = load<V>(sums + point * between + feature);
+    for (int column_at = 0; column_at < kIn; ++column_at) Rule::output(numbers + column_at, kIn, halfway + column_at, kIn);
+    for (int row_at = 0; row_at < Outputs; ++row_at) Rule::output(halfway + row_at * kIn, 1, results + row_at * Outputs, 1);
+    const V added = bias == nullptr ? V{} : load<V>(bias + feature);
+    const int64_t rows = std::min<int64_t>(Outputs, g.out_height - at.row), columns = std::min<int64_t>(Outputs, g.out_width - at.column);
+    for (int64_t row_at = 0; row_at < rows; ++row_at) {
+      for (int64_t column_at = 0; column_at < columns; ++column_at) {
+        const int64_t pixel = (at.picture * g.out_height + at.row + row_at) * g.out_width + at.column + column_at;
+        V result = results[row_at * Outputs + column_at] + added;
+        if (residual != nullptr) result += load<V>(residual + pixel * g.features + feature);
+        if (g.relu != 0) result = result < V{} ? V{} : result;  // not a number stays what it is
+        store(made + pixel * g.features + feature, result);
+      }
+    }
+  }
+
+  const Geometry& g;
+  const float* picture;
+  float* made;
+  const float* residual;
+  const float* bias;
+  const float* weights;
+  int64_t padded = 0, across = 0, down = 0, tiles = 0;
+};
+
+void convolve(const float* picture, float* made, const float* residual, const float* bias, const float* weights, const int64_t* numbers) {
+  static_assert(std::is_trivially_copyable_v<Geometry> && sizeof(Geometry) % sizeof(int64_t) == 0);
+  Geometry geometry;
+  std::memcpy(&geometry, numbers, sizeof(geometry));
+  if (geometry.outputs == 2) return Convolution<2>(geometry, picture, made, residual, bias, weights).run();
+  Convolution<4>(geometry, picture, made, residual, bias, weights).run();
+}
+
+}  // namespace
+
+// One for each set of tensors that there may be, since whoever calls a kernel hands over all of its pointers, and none that is null.
+extern "C" {
+
+__attribute__((visibility("default"))) int64_t autosched_winograd_lanes() { return kLanes; }
+
+__attribute__((visibility("default"))) int64_t autosched_winograd_numbers() { return sizeof(Geometry) / sizeof(int64_t); }
+
+__attribute__((visibility("default"))) void autosched_winograd(
+    const float* picture, float* made, const float* weights, const int64_t* geometry) {
+  convolve(picture, made, nullptr, nullptr, weights, geometry);
+}
+
+__attribute__((visibility("default"))) void autosched_winograd_bias(
+    const float* picture, float* made, const float* bias, const float* weights, const int64_t* geometry) {
+  convolve(picture, made, nullptr, bias, weights, geometry);
+}
+
+__attribute__((visibility("default"))) void autosched_winograd_residual(
+    const float* picture, float* made, const float* residual, const float* weights, const int64_t* geometry) {
+  convolve(picture, made, residual, nullptr, weights, geometry);
+}
+
+__attribute__((visibility("default"))) void autosched_winograd_bias_residual(
+    const float* picture, float* made, const float* bias, const float* residual, const float* weights, const int64_t* geometry) {
+  convolve(picture, made, residual, bias, weights, geometry);
+}
+
+}
