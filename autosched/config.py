@@ -160,9 +160,22 @@ def native_lanes_wanted() -> bool:
     Raises:
         UsageError: if the variable is neither 0 nor 1.
     """
-    given = os.environ.get("AUTOSCHED_NATIVE", "1")
+    return _switched_on("AUTOSCHED_NATIVE", "lanes that are threads of Python")
+
+
+def winograd_wanted() -> bool:
+    """Whether convolutions on a CPU may be computed by Winograd's algorithm: not if ``AUTOSCHED_WINOGRAD`` is 0.
+
+    Raises:
+        UsageError: if the variable is neither 0 nor 1.
+    """
+    return _switched_on("AUTOSCHED_WINOGRAD", "convolutions that are oneDNN's alone")
+
+
+def _switched_on(variable: str, otherwise: str) -> bool:
+    given = os.environ.get(variable, "1")
     if given not in ("", "0", "1"):
-        raise UsageError(f"AUTOSCHED_NATIVE is {given!r}; expected 1, or 0 for lanes that are threads of Python")
+        raise UsageError(f"{variable} is {given!r}; expected 1, or 0 for {otherwise}")
     return given != "0"
 
 

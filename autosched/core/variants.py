@@ -36,6 +36,8 @@ class Variant(enum.IntEnum):
     HALF_SMS = 4  # its calls, matrix products aimed at half of the multiprocessors (CUDA, half precision); since bundle schema 3
     CUDNN_FUSED = 5  # its calls, convolutions with bias, residual and relu in one kernel of cuDNN's (CUDA); since bundle schema 4
     CUBLASLT = 6  # its calls, matrix products without a bias by cuBLASLt in the place of cuBLAS (CUDA); since bundle schema 6
+    WINOGRAD_2 = 7  # its calls, 3x3 convolutions by Winograd's algorithm in tiles of 2x2 results (CPU, float32); since bundle schema 7
+    WINOGRAD_4 = 8  # the same in tiles of 4x4
 
 
 def lowering_named(name: str) -> Lowering:

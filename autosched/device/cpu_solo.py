@@ -165,7 +165,7 @@ def _variant_kernel(measurer: CpuMeasurer, index: int, width: int, variant: int)
     regions = measurer.programs.regions
     if regions is None or variant not in regions.variants(index):
         return Failure(FailureKind.UNAVAILABLE, f"the operator has no variant {variant}")
-    made = regions.kernel(index, width, variant)
+    made = regions.kernel(index, width, variant, measurer.programs.at(width))
     return Failure(FailureKind.UNAVAILABLE, made.reason) if isinstance(made, Refused) else made
 
 

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 from autosched.core.records import Failure, SoloRecord
 from autosched.device.worker_messages import PrepareRegionsRequest, RegionAnswer, RegionsPrepared, RegionsRequest, SoloRequest
 from autosched.runtime.inductor.common import Refused
+from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.regions.library import RegionLibrary
 
 NO_TIME = "there was no time left to compile it"
@@ -63,9 +64,17 @@ def prepare_regions(
 
 
 def compile_regions(
-    regions: RegionLibrary | None, operators: int, request: RegionsRequest, beat: Callable[[int], None]
+    regions: RegionLibrary | None,
+    operators: int,
+    request: RegionsRequest,
+    beat: Callable[[int], None],
+    bound_at: Callable[[int], BoundProgram] | None = None,
 ) -> Iterator[RegionAnswer]:
-    """Answer a request in the measuring process."""
+    """Answer a request in the measuring process.
+
+    Args:
+        bound_at: on a CPU, the program as it is bound for a width.
+    """
     if regions is None:
         return
     deadline = math.inf if request.limit_s is None else time.monotonic() + request.limit_s
@@ -75,5 +84,6 @@ def compile_regions(
         if time.monotonic() >= deadline:
             regions.stop_compiling(NO_TIME)
         beat(operator)
-        made = regions.kernel(operator, request.width, request.variant)
+        bound = None if bound_at is None else bound_at(request.width)
+        made = regions.kernel(operator, request.width, request.variant, bound)
         yield RegionAnswer(operator, made.reason if isinstance(made, Refused) else "")

@@ -79,7 +79,8 @@ class _Service:
             case PrepareRegionsRequest():
                 yield from prepare_regions(measurer.programs.regions, len(measurer.graph), request, self._channel.beat)
             case RegionsRequest():
-                yield from compile_regions(measurer.programs.regions, len(measurer.graph), request, self._channel.beat)
+                programs = measurer.programs
+                yield from compile_regions(programs.regions, len(measurer.graph), request, self._channel.beat, programs.at)
             case PairsRequest():
                 for index, pair, failure in measure_pairs(measurer, request.pairs, request.repeats, request.seed):
                     yield PairAnswer(index, pair, failure)

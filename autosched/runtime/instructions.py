@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from autosched.core.program import Call
 
 if TYPE_CHECKING:
+    import torch
+
     from autosched.runtime.calls import Kernel  # which attaches them
 
 FIRST_SCRATCH = -2  # -1 in ``Call.outputs`` is a result that nobody uses
@@ -64,12 +66,14 @@ class RunKernel:
         address: of ``void name(T*...)``, every parameter a pointer.
         tensors: slots, in the order of its parameters.
         loaded: keeps the code where it is.
+        fixed: tensors that come behind, the same ones in every run.
     """
 
     name: str
     address: int
     tensors: tuple[int, ...]
     loaded: object
+    fixed: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ def slots_of(item: Instruction) -> tuple[int, ...]:
             return (slot,)
         case Window(slot, of, _, _, _) | Same(slot, of):
             return (slot, of)
-        case RunKernel(_, _, slots, _) | Release(slots):
+        case RunKernel(tensors=slots) | Release(slots):
             return slots
 
 

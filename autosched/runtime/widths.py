@@ -115,7 +115,7 @@ class WidePrograms:
 
     def kernel(self, operator: int, width: int, variant: int = 0) -> Kernel:
         """One operator at a width in a variant; its calls where that variant cannot be had."""
-        made = self.regions.kernel(operator, width, variant) if variant and self.regions is not None else None
+        made = self.regions.kernel(operator, width, variant, self.at(width)) if variant and self.regions is not None else None
         return self.at(width).kernels[operator] if made is None or isinstance(made, Refused) else made
 
     def _with_variants(self, bound: BoundProgram, plan: Plan) -> BoundProgram:

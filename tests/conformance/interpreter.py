@@ -32,9 +32,9 @@ def interpret(instructions: Sequence[Instruction], slots: dict[int, Any]) -> Non
                 slots[slot] = slots[of].as_strided(size, stride, slots[of].storage_offset() + offset)
             case Same(slot=slot, of=of):
                 slots[slot] = slots[of]
-            case RunKernel(address=address, tensors=tensors):
-                function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(tensors))(address)
-                function(*[slots[slot].data_ptr() for slot in tensors])
+            case RunKernel(address=address, tensors=tensors, fixed=fixed):
+                given = [*(slots[slot] for slot in tensors), *fixed]
+                ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(given))(address)(*[tensor.data_ptr() for tensor in given])
             case Expect():
                 _expect(item, slots[item.slot])
             case Release():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = "autosched.bundle"
-SCHEMA = 6
+SCHEMA = 7
 MANIFEST = "manifest.json"
 PROGRAM = "program.json"
 SCHEDULE = "schedule.json"
@@ -32,7 +32,7 @@ MAX_SHAPES = 64
 
 def schema_for(shapes: Iterable[Bundle]) -> int:
     """The lowest schema number whose readers know everything in ``shapes``: 5 for a model that changes its buffers or inputs, 4 for modes
-    of Inductor, 3, 4 and 6 for variants that the schemas before did not have, else 2.
+    of Inductor, 3, 4, 6 and 7 for variants that the schemas before did not have, else 2.
     """
     needed = 2
     for item in shapes:
@@ -45,7 +45,7 @@ def schema_for(shapes: Iterable[Bundle]) -> int:
     return needed
 
 
-_SINCE: dict[int, int] = {Variant.HALF_SMS: 3, Variant.CUDNN_FUSED: 4, Variant.CUBLASLT: 6}
+_SINCE: dict[int, int] = {Variant.HALF_SMS: 3, Variant.CUDNN_FUSED: 4, Variant.CUBLASLT: 6, Variant.WINOGRAD_2: 7, Variant.WINOGRAD_4: 7}
 """The schema whose readers were the first to know a variant."""
 
 
@@ -117,7 +117,7 @@ class ManifestOne(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``manifest.json`` of schemas 2 to 5, which differ in the variants of operators, in the modes of Inductor and in the models they know.
+    """``manifest.json`` of schemas 2 to 7, which differ in the variants of operators, in the modes of Inductor and in the models they know.
 
     The files of shape ``i`` are in the folder ``shapes/i``, literals are shared.
     """

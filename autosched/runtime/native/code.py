@@ -96,7 +96,7 @@ class Writer:
         self.texts: list[str] = []
         self.dtypes: list[torch.Tensor] = []
         self.constants: list[torch.Tensor] = []
-        self.kept: list[object] = []  # libraries of compiled kernels
+        self.kept: list[object] = []  # libraries of compiled kernels, and what their addresses are of
         self._text_places: dict[str, int] = {}
         self._dtype_places: dict[str, int] = {}
         self._base = 0
@@ -153,10 +153,11 @@ class Writer:
             case Same(slot, of):
                 self.code.append(_SAME)
                 self._slots((slot, of))
-            case RunKernel(_, address, tensors, library):
+            case RunKernel(_, address, tensors, library, fixed):
                 self.code += [_RUN, _signed(address)]
                 self._slots(tensors)
-                self.kept.append(library)
+                self._many([_signed(tensor.data_ptr()) for tensor in fixed])
+                self.kept += [library, *fixed]
             case Expect(slot, size, stride, dtype):
                 self.code.append(_EXPECT)
                 self._slots((slot,))

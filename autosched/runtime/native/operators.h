@@ -36,8 +36,9 @@ constexpr size_t kManyPointers = 256;
 void run_kernel(const Instruction& todo, std::vector<IValue>& slots) {
   static const std::vector<Caller> callers = make_callers(std::make_index_sequence<kExactPointers + 1>());
   void* pointers[kMostPointers];
-  const size_t count = todo.slots.size();
-  for (size_t place = 0; place < count; ++place) pointers[place] = slots[todo.slots[place]].toTensor().mutable_data_ptr();
+  const size_t given = todo.slots.size(), count = given + todo.fixed.size();
+  for (size_t place = 0; place < given; ++place) pointers[place] = slots[todo.slots[place]].toTensor().mutable_data_ptr();
+  std::copy(todo.fixed.begin(), todo.fixed.end(), pointers + given);
   if (count <= kExactPointers) return callers[count](todo.function, pointers);
   std::fill(pointers + count, pointers + kMostPointers, nullptr);
   (count <= kManyPointers ? call_given<kManyPointers> : call_given<kMostPointers>)(todo.function, pointers);

@@ -35,6 +35,7 @@ struct Instruction {
   int64_t offset = 0;
   std::optional<at::ScalarType> dtype;  // of what is allocated, or expected; nothing is expected of a dtype that is not there
   void* function = nullptr;
+  std::vector<void*> fixed;  // parameters of a kernel behind those in slots
 };
 
 struct Step {

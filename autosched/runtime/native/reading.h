@@ -255,7 +255,10 @@ Instruction read_instruction(Reader& reader) {
   }
   if (made.kind == Kind::Run) made.function = reinterpret_cast<void*>(reader.next());
   made.slots = reader.many();
-  TORCH_CHECK(made.kind != Kind::Run || made.slots.size() <= kMostPointers, "a kernel takes more than ", kMostPointers, " tensors");
+  if (made.kind == Kind::Run) {
+    for (const auto address : reader.many()) made.fixed.push_back(reinterpret_cast<void*>(address));
+    TORCH_CHECK(made.slots.size() + made.fixed.size() <= kMostPointers, "a kernel takes more than ", kMostPointers, " tensors");
+  }
   if (made.kind == Kind::Allocate || made.kind == Kind::Window || made.kind == Kind::Expect) {
     made.size = reader.many();
     made.stride = reader.many();

@@ -42,6 +42,7 @@ from autosched.runtime.regions.pieces import (
     UNCOMPILED,
     WITH_VARIANTS,
     Piece,
+    offered_variants,
     operator_digest,
     piece_digest,
     pieces_of,
@@ -50,6 +51,7 @@ from autosched.runtime.regions.pieces import (
 from autosched.runtime.regions.pool import Made, compile_apart, worker_count
 from autosched.runtime.regions.store import RegionStore
 from autosched.runtime.regions.worker import Job, Opening
+from autosched.runtime.winograd.steps import OUTPUTS, winograd_kernel, without_replaced
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ class RegionLibrary:
         self._codes: dict[str, Code | Refused] = {}
         self._pieces: dict[int, tuple[tuple[Piece, str], ...]] = {}
         self._kernels: dict[tuple[int, int, int], Kernel | Refused] = {}
+        self._weights: dict[tuple[int, int], torch.Tensor] = {}  # of convolutions by Winograd's algorithm
         self._tried: dict[str, str] = {}  # what is wrong with cuDNN's fused kernels, by the operator's digest
         self._settings: str | None = None
         self._refusals: dict[tuple[int, int, Variant], RegionRefusal] = {}
@@ -110,12 +113,17 @@ class RegionLibrary:
         program = self._program
         return variants_of(program.graph.operators[operator], program.graph, self._device.type, program.lowering)
 
-    def kernel(self, operator: int, width: int, variant: int) -> Kernel | Refused:
-        """The callable of an operator in a variant other than ``CALLS``, compiled if need be."""
+    def kernel(self, operator: int, width: int, variant: int, bound: BoundProgram | None = None) -> Kernel | Refused:
+        """The callable of an operator in a variant other than ``CALLS``, compiled if need be.
+
+        Args:
+            bound: the program as it is bound on a CPU for that width; some variants have weights of their own, made once of what that
+                holds, so that a program that is bound to other weights has a library of its own.
+        """
         asked = operator, width, variant
         with self._lock.lock:
             if asked not in self._kernels:
-                self._kernels[asked] = self._kernel_in_time(*asked)
+                self._kernels[asked] = self._kernel_in_time(*asked, bound)
             found = self._kernels[asked]
         if isinstance(found, Refused):
             refusal = RegionRefusal(operator, width, Variant(variant), found.reason)
@@ -130,12 +138,15 @@ class RegionLibrary:
             return bound
         kernels = list(bound.kernels)
         self.prepare([(step.operator, step.width, step.variant) for step in plan.steps])
+        transformed: set[int] = set()
         for step in plan.steps:
             if step.variant != Variant.CALLS:
-                made = self.kernel(step.operator, step.width, step.variant)
+                made = self.kernel(step.operator, step.width, step.variant, bound)
                 if not isinstance(made, Refused):
                     kernels[step.operator] = made
-        return dataclasses.replace(bound, kernels=tuple(kernels))
+                    if step.variant in OUTPUTS:
+                        transformed.add(step.operator)
+        return dataclasses.replace(bound, kernels=tuple(kernels), constants=without_replaced(bound, transformed))
 
     def prepare(
         self,
@@ -230,7 +241,9 @@ class RegionLibrary:
         home = f"{self._device.type}{self._device.index or ''}"
         return f"{digest}-{int(variant)}-{width}-{home}-{self._scope}-{self._settings_digest()}"
 
-    def _kernel_in_time(self, index: int, width: int, variant: int) -> Kernel | Refused:
+    def _kernel_in_time(self, index: int, width: int, variant: int, bound: BoundProgram | None) -> Kernel | Refused:
+        if variant in OUTPUTS:
+            return self._by_winograd(index, width, variant, bound)
         try:
             with compilers_limited():
                 return self._kernel(index, width, variant)
@@ -261,6 +274,11 @@ class RegionLibrary:
                 return code
             steps.append(_on_cpu(code, piece, operator.name) if self._device.type == "cpu" else _caller(aligned(code.entry), piece))
         return _joined(steps, operator)
+
+    def _by_winograd(self, index: int, width: int, variant: int, bound: BoundProgram | None) -> Kernel | Refused:
+        if bound is None or self._device.type != "cpu":
+            return Refused("only convolutions on a CPU are computed by Winograd's algorithm")
+        return winograd_kernel(self._program.graph.operators[index], bound, width, variant, self._weights)
 
     def _on_half(self, index: int) -> Kernel | Refused:
         operator = self._program.graph.operators[index]
@@ -329,7 +347,11 @@ def region_library(
     Args:
         bound: as for :class:`RegionLibrary`; needed on a GPU.
     """
-    if program.lowering not in WITH_VARIANTS or (program.lowering != Lowering.FUSED and device.type != "cuda"):
+    if program.lowering not in WITH_VARIANTS:
+        return None
+    # Of a region it is the compiler that decides; elsewhere on a CPU only convolutions have a choice.
+    compiled = program.lowering == Lowering.FUSED or device.type == "cuda"
+    if not compiled and all(len(row) == 1 for row in offered_variants(program, device.type)):
         return None
     return RegionLibrary(program, device, region_scope(key, software), RegionStore(regions_dir()), bound)
 

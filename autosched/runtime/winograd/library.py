@@ -1,0 +1,124 @@
+"""``convolution.cpp`` compiled for this processor, and loaded. Whatever goes wrong is a reason: convolutions are oneDNN's then."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import platform
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from autosched.config import winograd_wanted
+from autosched.runtime.forking import outlive_forks
+from autosched.runtime.host_key import cpu_device_key
+from autosched.runtime.native.compiler import Recipe, no_compiler
+
+_log = logging.getLogger(__name__)
+
+_BUILD_LIMIT_S = 120.0
+_SOURCE = Path(__file__).parent / "convolution.cpp"
+_NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+_COMPILE = ("-std=c++20", "-O3", _NATIVE, "-fPIC", "-fvisibility=hidden", "-pipe")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A function of the library, for Python and by its address."""
+
+    name: str
+    call: Callable[..., None]
+    address: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Library:
+    """What ``convolution.cpp`` holds.
+
+    Args:
+        lanes: float32 numbers in a vector.
+        entries: by whether there is a bias, and whether there is a residual. Parameters, all addresses: picture, result, bias, residual,
+            weights, geometry.
+        loaded: keeps the code where it is.
+    """
+
+    lanes: int
+    entries: Mapping[tuple[bool, bool], Entry]
+    loaded: object
+
+
+class _State:
+    """What this process has found out; nothing is tried twice."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.found: Library | None = None
+        self.refused = ""
+
+    def after_fork(self) -> None:
+        """Whoever held the lock is the parent's."""
+        self.lock = threading.RLock()
+
+
+_state = _State()
+outlive_forks(_state)
+
+
+def winograd_library() -> Library | str:
+    """The library: at once if it was built before, else in the second or two of a compiler; or why there is none."""
+    if not winograd_wanted():
+        return "switched off by AUTOSCHED_WINOGRAD=0"
+    with _state.lock:
+        if _state.found is None and not _state.refused:
+            made = _library()
+            if isinstance(made, Library):
+                _state.found = made
+            else:
+                _state.refused = made
+                _log.info("no convolution by Winograd's algorithm: %s", made)
+        return _state.found or _state.refused
+
+
+def _library() -> Library | str:
+    if sys.platform != "linux":
+        return f"it is built on Linux only, not on {sys.platform}"
+    recipe = winograd_recipe()
+    path = recipe.find()
+    if path is None:
+        built = no_compiler() or recipe.make(_BUILD_LIMIT_S)
+        if isinstance(built, str):
+            return built
+        path = built
+    try:
+        return _loaded(path)
+    except (OSError, AttributeError) as error:
+        return f"what was built cannot be loaded ({str(error).splitlines()[0]}); after 'autosched cache clear native' it is built anew"
+
+
+def _loaded(path: Path) -> Library:
+    loaded = ctypes.CDLL(str(path))
+    entries = {
+        (bias, residual): _entry(loaded, f"autosched_winograd{'_bias' * bias}{'_residual' * residual}", 4 + bias + residual)
+        for bias in (False, True)
+        for residual in (False, True)
+    }
+    return Library(int(loaded.autosched_winograd_lanes()), entries, loaded)
+
+
+def _entry(loaded: ctypes.CDLL, name: str, parameters: int) -> Entry:
+    function = getattr(loaded, name)
+    function.argtypes, function.restype = [ctypes.c_void_p] * parameters, None
+    return Entry(name, function, ctypes.cast(function, ctypes.c_void_p).value or 0)
+
+
+@lru_cache(maxsize=1)
+def winograd_recipe() -> Recipe:
+    """How the library is made for this processor."""
+    processor = hashlib.sha256(msgspec.json.encode(cpu_device_key(), order="sorted")).hexdigest()
+    return Recipe("winograd", _SOURCE, _COMPILE, ("-shared",), depends=(processor,))

@@ -1,0 +1,44 @@
+"""The weights of a convolution as Winograd's algorithm multiplies with them.
+
+F(m x m, 3 x 3) computes a tile of m x m results from n = m + 2 numbers in each dimension as ``A' [(G g G') * (B' d B)] A`` (Lavin and Gray,
+arXiv:1509.09308, equation 8). What is made of the weights ``g`` is made here, once; of the input ``d`` and of the products, in
+``transforms.h``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+# G of the paper's sections 4.1 and 4.2, by m.
+_TRANSFORMS: dict[int, list[list[float]]] = {
+    2: [[1, 0, 0], [1 / 2, 1 / 2, 1 / 2], [1 / 2, -1 / 2, 1 / 2], [0, 0, 1]],
+    4: [
+        [1 / 4, 0, 0], [-1 / 6, -1 / 6, -1 / 6], [-1 / 6, 1 / 6, -1 / 6],
+        [1 / 24, 1 / 12, 1 / 6], [1 / 24, -1 / 12, 1 / 6], [0, 0, 1],
+    ],
+}  # fmt: skip
+
+
+def transformed(weight: torch.Tensor, outputs: int, lanes: int) -> torch.Tensor:
+    """``weight`` as ``products.h`` reads it.
+
+    Args:
+        weight: float32 ``[features, channels, 3, 3]``.
+        outputs: of a tile, in one dimension: 2 or 4.
+        lanes: numbers in a vector.
+
+    Returns:
+        float32, one dimension: for each of the ``(outputs + 2)**2`` products of a tile, blocks of ``2 * lanes`` features (the last one may
+        be of ``lanes``), each ``[channels, features of the block]``. Features that are missing in the last vector are zeros.
+    """
+    features, channels = weight.shape[:2]
+    padded = -(-features // lanes) * lanes
+    rule = torch.tensor(_TRANSFORMS[outputs], dtype=torch.float64, device="cpu")
+    # Computed in float64: this is done once, and what is lost here is lost in every call.
+    both = torch.kron(rule, rule) @ weight.to(torch.float64).reshape(features * channels, 9).t()
+    points = both.to(torch.float32).reshape(-1, features, channels).transpose(1, 2)
+    whole = torch.zeros(points.shape[0], channels, padded, dtype=torch.float32, device="cpu")
+    whole[:, :, :features] = points
+    edge = padded // (2 * lanes) * (2 * lanes)
+    blocks = whole[:, :, :edge].reshape(points.shape[0], channels, -1, 2 * lanes).transpose(1, 2)
+    return torch.cat([blocks.reshape(points.shape[0], -1), whole[:, :, edge:].reshape(points.shape[0], -1)], dim=1).reshape(-1)

@@ -1,0 +1,342 @@
+"""Convolutions by Winograd's algorithm: which are taken, what they compute, with and without the interpreter, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import autosched
+from autosched.capture.export import Captured, capture
+from autosched.core.errors import IncompatibleArtifact, UsageError
+from autosched.core.schedule import sequential
+from autosched.core.variants import Lowering, Variant
+from autosched.export.bundle import make_bundle, write_bundle
+from autosched.pipeline.inductor_capture import capture_inductor
+from autosched.runtime.host_key import compiler_key, cpu_device_key, numerics_key, software_key
+from autosched.runtime.inductor.common import Refused
+from autosched.runtime.instructions import CallOperator, RunKernel, instructions_of
+from autosched.runtime.kernels import BoundProgram, bind
+from autosched.runtime.lane_pool import LanePool
+from autosched.runtime.lanes import LaneExecutor
+from autosched.runtime.plan import make_plan
+from autosched.runtime.regions.library import RegionLibrary, region_library
+from autosched.runtime.regions.pieces import offered_variants
+from autosched.runtime.widths import WidePrograms
+from autosched.runtime.winograd import library as winograd_libraries
+from autosched.runtime.winograd import steps
+from autosched.runtime.winograd.calls import read_convolution
+from autosched.runtime.winograd.library import Library, winograd_library
+from autosched.runtime.winograd.weights import transformed
+from tests.conformance.bundles import evidence_for
+from tests.conformance.interpreter import interpret
+
+CPU = torch.device("cpu")
+BOTH = (Variant.WINOGRAD_2, Variant.WINOGRAD_4)
+Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+pytestmark = pytest.mark.usefixtures("kernel")
+
+
+@pytest.fixture
+def kernel(native: None) -> None:
+    """The kernel, compiled once for all tests; ``native`` says where it is kept."""
+    if isinstance(made := winograd_library(), str):
+        pytest.skip(f"no kernel: {made}")
+
+
+class Net(nn.Module):
+    """Some convolutions of 20 channels, called by ``body``."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, 20, 1)
+        self.a, self.bare = nn.Conv2d(20, 20, 3, padding=1), nn.Conv2d(20, 20, 3, bias=False)
+        self.to_wide = nn.Conv2d(20, 40, 3, padding=(2, 0))
+        self.one, self.five, self.few = nn.Conv2d(20, 20, 1), nn.Conv2d(20, 20, 5), nn.Conv2d(20, 8, 3)
+        self.strided, self.spread = nn.Conv2d(20, 20, 3, stride=2), nn.Conv2d(20, 20, 3, dilation=2)
+        self.grouped, self.back = nn.Conv2d(20, 40, 3, groups=2), nn.ConvTranspose2d(20, 20, 3)
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(self, self.first(x))
+
+
+def captured(body: Body, *size: int, lowering: Lowering = Lowering.REWRITTEN) -> tuple[nn.Module, torch.Tensor, Captured]:
+    model, x = Net(body).eval(), torch.randn(*(size or (1, 3, 9, 11)), generator=torch.Generator().manual_seed(1))
+    return model, x, capture(model, (x,), lowering=lowering)
+
+
+def library_of(found: Captured) -> RegionLibrary:
+    return RegionLibrary(found.program, CPU, "scope")
+
+
+def bound_with(found: Captured, variant: int, width: int = 1) -> tuple[BoundProgram, list[int]]:
+    """The program with every operator in ``variant`` that has it, and which those are."""
+    graph = found.program.graph
+    offered = [index for index, row in enumerate(offered_variants(found.program, "cpu")) if variant in row]
+    chosen = tuple(int(variant) if index in offered else 0 for index in range(len(graph)))
+    plan = make_plan(graph, dataclasses.replace(sequential(graph, width=width), variant=chosen))
+    return WidePrograms(found.program, found.constants, regions=library_of(found)).for_plan(plan), offered
+
+
+def error_of(got: torch.Tensor, model: nn.Module, x: torch.Tensor) -> float:
+    """Largest error against float64, over the largest number there is."""
+    with torch.no_grad():
+        wanted = model.double()(x.double())
+    model.float()
+    return float((got - wanted).abs().max() / wanted.abs().max())
+
+
+COMPUTED: dict[str, Body] = {
+    "plain": lambda m, x: m.a(x),
+    "no bias, no padding": lambda m, x: m.bare(x),
+    "more features, uneven padding": lambda m, x: m.to_wide(x),
+    "relu": lambda m, x: torch.relu(m.a(x)),
+    "residual": lambda m, x: m.a(torch.tanh(x)) + x,
+    "residual, relu": lambda m, x: torch.relu(m.a(torch.tanh(x)) + x),
+    "residual without bias": lambda m, x: torch.relu(m.bare(x) + x[:, :, 1:-1, 1:-1].contiguous(memory_format=torch.channels_last)),
+    "added to what it reads": lambda m, x: torch.relu(m.a(x) + x),
+    "silu": lambda m, x: F.silu(m.a(x)),
+    "sigmoid": lambda m, x: torch.sigmoid(m.a(x)),
+    "tanh": lambda m, x: torch.tanh(m.a(x)),
+    "hardswish": lambda m, x: F.hardswish(m.a(x)),
+    "hardsigmoid": lambda m, x: F.hardsigmoid(m.a(x)),
+    "relu6": lambda m, x: F.relu6(m.a(x)),
+    "leaky relu": lambda m, x: F.leaky_relu(m.a(x), 0.3),
+    "gelu": lambda m, x: F.gelu(m.a(x), approximate="tanh"),
+    "one after the other": lambda m, x: m.bare(torch.relu(m.a(x))),
+    "one weight twice": lambda m, x: m.a(torch.relu(m.a(x))),
+}
+
+
+@pytest.mark.parametrize("variant", BOTH)
+@pytest.mark.parametrize("name", COMPUTED)
+def test_it_computes_what_the_model_does(name: str, variant: Variant) -> None:
+    model, x, found = captured(COMPUTED[name])
+    bound, offered = bound_with(found, variant)
+    kernels = [bound.kernels[index] for index in offered]
+    assert kernels
+    assert all(any(isinstance(item, RunKernel) for item in instructions_of(kernel) or ()) for kernel in kernels)
+    [got] = bound.run([x])
+    with torch.no_grad():
+        wanted = model(x)
+    assert got.shape == wanted.shape
+    assert error_of(got, model, x) < (2e-6 if variant is Variant.WINOGRAD_2 else 4e-5)
+
+
+@pytest.mark.parametrize("variant", BOTH)
+@pytest.mark.parametrize("size", [(1, 3, 4, 4), (3, 3, 5, 17), (2, 3, 40, 41), (1, 3, 64, 3)])
+def test_no_bit_depends_on_the_number_of_threads(size: tuple[int, ...], variant: Variant) -> None:
+    """Whether tiles are worked on block by block or by all threads together."""
+    model, x, found = captured(COMPUTED["one after the other"], *size)
+    outputs = [bound_with(found, variant, width)[0].run([x])[0] for width in (1, 2, 3, 8)]
+    assert all(torch.equal(outputs[0], other) for other in outputs[1:])
+    assert error_of(outputs[0], model, x) < 4e-5
+
+
+@pytest.mark.parametrize("name", ["residual, relu", "silu", "one after the other"])
+def test_instructions_do_what_the_kernel_does(name: str) -> None:
+    _, x, found = captured(COMPUTED[name])
+    bound, _ = bound_with(found, Variant.WINOGRAD_4)
+    slots = {slot: tensor for slot, tensor in enumerate(bound.new_slots([x])) if tensor is not None}
+    with torch.inference_mode():
+        for made in bound.kernels:
+            interpret(instructions_of(made) or pytest.fail("it says nothing"), slots)
+    assert all(torch.equal(slots[place], tensor) for place, tensor in zip(bound.program.graph.outputs, bound.run([x]), strict=True))
+
+
+def test_lanes_without_the_interpreter_run_it() -> None:
+    _, x, found = captured(COMPUTED["residual, relu"], 2, 3, 40, 41)
+    bound, _ = bound_with(found, Variant.WINOGRAD_4)
+    graph = found.program.graph
+    executor = LaneExecutor(bound, make_plan(graph, sequential(graph)), LanePool())
+    assert executor.engine.value == "native"
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(executor.run([x]), bound.run([x]), strict=True))
+
+
+LEFT_ALONE: dict[str, Body] = {
+    "one by one": lambda m, x: m.one(x),
+    "five by five": lambda m, x: m.five(x),
+    "few features": lambda m, x: m.few(x),
+    "stride": lambda m, x: m.strided(x),
+    "dilation": lambda m, x: m.spread(x),
+    "groups": lambda m, x: m.grouped(x),
+    "transposed": lambda m, x: m.back(x),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_other_convolutions_stay_as_they_are(name: str) -> None:
+    _, _, found = captured(LEFT_ALONE[name])
+    graph = found.program.graph
+    assert not any(read_convolution(call, graph) for operator in graph.operators for call in operator.calls)
+    bound = bind(found.program, found.constants, "cpu")
+    for operator in graph.operators:
+        assert isinstance(library_of(found).kernel(operator.index, 1, Variant.WINOGRAD_2, bound), Refused)
+
+
+def test_channels_first_and_sixteen_bits_stay_as_they_are() -> None:
+    model = nn.Sequential(nn.Conv2d(20, 20, 3)).eval()
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(1, 20, 9, 9, dtype=dtype)
+        if dtype is torch.bfloat16:
+            x = x.contiguous(memory_format=torch.channels_last)
+        found = capture(model.to(dtype), (x,))
+        assert [row for row in offered_variants(found.program, "cpu") if len(row) > 1] == []
+        assert region_library(found.program, CPU, cpu_device_key(), compiler_key()) is None
+
+
+def test_it_is_offered_in_every_lowering_but_aten_and_not_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    for lowering in (Lowering.ATEN, Lowering.REWRITTEN, Lowering.FUSED):
+        _, _, found = captured(COMPUTED["relu"], lowering=lowering)
+        offered = sum(set(BOTH) <= set(row) for row in offered_variants(found.program, "cpu"))
+        assert offered == (0 if lowering is Lowering.ATEN else 1)
+        assert not any(set(BOTH) & set(row) for row in offered_variants(found.program, "cuda"))
+    monkeypatch.setenv("AUTOSCHED_WINOGRAD", "0")
+    assert not any(set(BOTH) & set(row) for row in offered_variants(found.program, "cpu"))
+    assert "AUTOSCHED_WINOGRAD=0" in str(winograd_library())
+    monkeypatch.setenv("AUTOSCHED_WINOGRAD", "no")
+    with pytest.raises(UsageError, match="AUTOSCHED_WINOGRAD is 'no'; expected 1, or 0"):
+        winograd_library()
+
+
+def test_launches_of_inductors_code_have_it_too() -> None:
+    model, x, _ = captured(lambda m, x: torch.relu(m.a(torch.tanh(x)) + x) + m.one(x))
+    found = capture_inductor(model, (x,))
+    assert isinstance(found, Captured)
+    for variant in BOTH:
+        bound, offered = bound_with(found, variant)
+        assert len(offered) == 1
+        assert error_of(bound.run([x])[0], model, x) < 4e-5
+
+
+def test_a_result_written_over_its_residual() -> None:
+    """As Inductor's code does where nobody reads the residual afterwards."""
+    model, x, _ = captured(lambda m, x: m.a(torch.tanh(x)) + torch.sigmoid(m.one(x)))
+    found = capture_inductor(model, (x,))
+    assert isinstance(found, Captured)
+    bound, offered = bound_with(found, Variant.WINOGRAD_2)
+    [changing] = [index for index in offered if found.program.graph.operators[index].mutates]
+    items = instructions_of(bind(found.program, found.constants, "cpu").kernels[changing]) or ()
+    assert [item.call.target for item in items if isinstance(item, CallOperator)] == ["mkldnn::_convolution_pointwise_.binary"]
+    assert error_of(bound.run([x])[0], model, x) < 2e-6
+
+
+def test_weights_that_nobody_reads_any_more_are_not_kept() -> None:
+    _, x, found = captured(COMPUTED["one weight twice"])
+    plain = bind(found.program, found.constants, "cpu")
+    packed = [value for value, tensor in enumerate(plain.constants) if tensor is not None and tensor.layout is not torch.strided]
+    bound, offered = bound_with(found, Variant.WINOGRAD_4)
+    gone = [value for value in packed if bound.constants[value] is None]
+    assert len(gone) == len(offered) == 2
+    assert torch.allclose(bound.run([x])[0], plain.run([x])[0], atol=1e-4)
+
+
+def test_not_a_number_stays_one_and_infinity_becomes_one() -> None:
+    """What the algorithm adds and subtracts is infinite, too: the tile of an infinite number is not a number."""
+    _, x, found = captured(lambda m, x: torch.relu(m.a(x)))
+    bound, _ = bound_with(found, Variant.WINOGRAD_2)
+    for number in (float("nan"), float("inf")):
+        broken = x.clone()
+        broken[0, :, 4, 4] = number
+        [got] = bound.run([broken])
+        assert got[0, :, 4, 4].isnan().all()
+        assert got[0, :, 0, 0].isfinite().all()
+
+
+def test_tensors_of_another_form_are_refused_when_they_come() -> None:
+    x = torch.randn(1, 20, 9, 9).contiguous(memory_format=torch.channels_last)
+    found = capture(nn.Sequential(nn.Conv2d(20, 20, 3)).eval(), (x,))
+    bound, [index] = bound_with(found, Variant.WINOGRAD_2)
+    for wrong in (x.contiguous(), x[:, :, 1:], x.double()):
+        with pytest.raises(RuntimeError, match="value 0 is .* expected"):
+            bound.kernels[index](bound.new_slots([wrong]))
+
+
+def test_a_kernel_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, x, found = captured(COMPUTED["plain"])
+    monkeypatch.setattr(steps, "transformed", lambda *args: 1.01 * transformed(*args))
+    bound, [index] = bound_with(found, Variant.WINOGRAD_2)
+    assert not any(isinstance(item, RunKernel) for item in instructions_of(bound.kernels[index]) or ())
+    made = library_of(found).kernel(index, 1, Variant.WINOGRAD_2, bind(found.program, found.constants, "cpu"))
+    assert isinstance(made, Refused)
+    assert "computes something else" in made.reason
+    assert bound.run([x])[0].isfinite().all()
+
+
+def test_weights_of_another_shape_than_the_program_says_are_refused() -> None:
+    _, _, found = captured(COMPUTED["plain"])
+    bound, graph = bind(found.program, found.constants, "cpu"), found.program.graph
+    [weight] = [item.weight for operator in graph.operators for call in operator.calls if (item := read_convolution(call, graph))]
+    constants = bound.constants.copy()
+    constants[weight] = torch.randn(20, 19, 3, 3)
+    [index] = [operator.index for operator in found.program.graph.operators if weight in operator.reads]
+    with pytest.raises(IncompatibleArtifact, match="expected float32"):
+        library_of(found).kernel(index, 1, Variant.WINOGRAD_2, dataclasses.replace(bound, constants=constants))
+
+
+def test_without_a_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(winograd_libraries, "_state", winograd_libraries._State())
+    _, x, found = captured(COMPUTED["plain"])
+    bound, [index] = bound_with(found, Variant.WINOGRAD_2)
+    refused = library_of(found).kernel(index, 1, Variant.WINOGRAD_2, bound)
+    assert isinstance(refused, Refused)
+    assert "no C++ compiler" in refused.reason
+    assert bound.run([x])[0].isfinite().all()
+
+
+@pytest.mark.parametrize("outputs", [2, 4])
+def test_weights_are_those_of_the_minimal_filter(outputs: int) -> None:
+    """A weight of ones in the middle alone passes a picture through: every point is the product of the two middle rows."""
+    library = winograd_library()
+    assert isinstance(library, Library)
+    lanes = library.lanes
+    weight = torch.zeros(3 * lanes + 1, 2, 3, 3)
+    weight[:, 0, 1, 1] = 1.0
+    got = transformed(weight, outputs, lanes)
+    points, padded = (outputs + 2) ** 2, 4 * lanes
+    assert got.shape == (points * 2 * padded,)
+    middle = torch.tensor([0, 1 / 2, -1 / 2, 0] if outputs == 2 else [0, -1 / 6, 1 / 6, 1 / 12, -1 / 12, 0])
+    blocks = got.reshape(points, 2, 2, 2 * lanes)  # points, blocks of features, channels, features
+    assert torch.allclose(blocks[:, 0, 0, 0].reshape(outputs + 2, outputs + 2), torch.outer(middle, middle))
+    assert not blocks[:, :, 1].any()  # the other channel
+    assert not blocks[:, 1, 0, lanes + 1 :].any()  # features that are missing
+
+
+def _saved(path: Path, model: nn.Module, x: torch.Tensor, variant: Variant) -> None:
+    """A schedule file of ``model`` in which every convolution that can be is in ``variant``."""
+    found = capture(model, (x,))
+    graph, device = found.program.graph, cpu_device_key()
+    chosen = tuple(int(variant) if variant in row else 0 for row in offered_variants(found.program, "cpu"))
+    assert any(chosen)
+    schedule = dataclasses.replace(sequential(graph), variant=chosen)
+    evidence = evidence_for(len(graph), device, graph.hash)
+    bundle = make_bundle(found.program, schedule, evidence, {}, device, software_key(), numerics=numerics_key("cpu"))
+    write_bundle(path, bundle)
+
+
+@pytest.mark.parametrize("variant", BOTH)
+def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(variant: Variant, tmp_path: Path) -> None:
+    model, x, _ = captured(COMPUTED["one after the other"])
+    _saved(tmp_path / "net.autosched", model, x, variant)
+    fast = autosched.load(tmp_path / "net.autosched", model, strict=True)
+    with torch.no_grad():
+        first = fast(x)
+        assert torch.allclose(first, model(x), atol=1e-4)
+        assert not torch.equal(first, model(x))  # it is another sum
+        for parameter in model.parameters():
+            parameter.mul_(-0.5)
+        assert torch.allclose(fast(x), model(x), atol=1e-4)
+        assert not torch.allclose(fast(x), first, atol=1e-2)
+        model.load_state_dict({name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()})
+        assert torch.allclose(fast(x), model(x), rtol=1e-4, atol=1e-3)
