@@ -1,9 +1,9 @@
-"""The native lanes built with one of GCC's sanitizers, and their tests run on that: not part of ``make test``.
+"""C++ of our own built with one of GCC's sanitizers, and its tests run on that: not part of ``make test``.
 
     python -P tools/sanitizers/run.py {address,thread} [ARGUMENTS OF PYTEST]
 
 ``address`` looks for wrong reads and writes of memory and for undefined behaviour, ``thread`` for memory that two threads use in no order.
-Both see the files of ``autosched/runtime/native``, not PyTorch, which is built without. Ends with 1 if a test fails or something was found.
+Both see the files of ``autosched/runtime/native`` and ``winograd``, not PyTorch, which is built without. Ends with 1 if a test fails or something was found.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+from autosched.config import native_dir
 from autosched.core.scratch import Scratch
-from autosched.runtime.native import build
+from autosched.runtime.native.build import lanes_recipe
+from autosched.runtime.winograd.library import winograd_recipe
 
 _HERE = Path(__file__).parent
 _KINDS = {"address": "address,undefined", "thread": "thread"}
-_TESTS = ("native", "test_lanes.py", "test_team.py", "test_forking.py")
+_BUILD_LIMIT_S = 1800.0
+_TESTS = ("native", "winograd", "test_lanes.py", "test_team.py", "test_forking.py")
 # That file builds lanes of its own, without a sanitizer; those tests leave a wait out, which ``thread`` is right to find.
 _DEFAULTS = ("--ignore=tests/runtime/native/test_native_build.py", "-k", "not missing_wait", *(f"tests/runtime/{name}" for name in _TESTS))
 # What the system's library frees of a thread's own memory: that the thread has ended it learns from the kernel.
@@ -31,13 +33,13 @@ _FOUND = re.compile(r"(WARNING|ERROR): \w+Sanitizer: .*")
 def main(kind: str, arguments: list[str]) -> int:
     """Build, run, and show what was found."""
     with Scratch() as scratch:
+        os.environ.update({"CXX": f"g++ -fsanitize={_KINDS[kind]} -fno-omit-frame-pointer -g", "AUTOSCHED_CACHE": str(scratch / "cache")})
+        for recipe in (lanes_recipe(), winograd_recipe()):
+            if isinstance(why := recipe.make(_BUILD_LIMIT_S), str):
+                print(why)
+                return 1
         # Where tests/conftest.py has them built.
-        built = scratch / f"autosched-tests-native-{os.getuid()}"
-        built.mkdir(mode=0o700)
-        os.environ["CXX"] = f"g++ -fsanitize={_KINDS[kind]} -fno-omit-frame-pointer -g"
-        if isinstance(why := build._compiled(built, time.monotonic() + 1800.0), str):
-            print(why)
-            return 1
+        native_dir().rename(scratch / f"autosched-tests-native-{os.getuid()}")
         command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *(arguments or _DEFAULTS)]
         status = subprocess.run(command, env=_environment(kind, scratch), check=False).returncode
         reports = [path.read_text(errors="replace") for path in sorted(scratch.glob("report.*"))]
@@ -55,7 +57,7 @@ def _environment(kind: str, scratch: Path) -> dict[str, str]:
         subprocess.run(["g++", "-shared", "-fPIC", "-O1", str(_HERE / "openmp.cpp"), "-o", str(openmp)], check=True)
         first.append(str(openmp))
     report = f"log_path={scratch / 'report'}"
-    others = {name: value for name, value in os.environ.items() if name != "CXX"}
+    others = {name: value for name, value in os.environ.items() if name not in ("CXX", "AUTOSCHED_CACHE")}
     return {
         **others,
         "TMPDIR": str(scratch),

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from autosched.core.errors import IncompatibleArtifact
 from autosched.core.from_outside import let_through
 from autosched.core.graph import Operator, OpGraph
 from autosched.core.program import Call
@@ -49,12 +48,18 @@ def winograd_kernel(operator: Operator, bound: BoundProgram, width: int, variant
     found = {call: convolution for call in calls if (convolution := read_convolution(call, graph)) is not None}
     if not found:
         return Refused("only 3x3 convolutions of float32 with stride 1, one group and channels last are computed so")
+    outputs = OUTPUTS[variant]
+    for convolution in found.values():
+        if why := _transform(convolution, bound, outputs, library, weights):
+            return Refused(why)
     steps: list[Kernel] = []
     for call in calls:
-        if call in found:
-            steps += _steps(found[call], bound, library, width, OUTPUTS[variant], weights)
-        else:
+        if (item := found.get(call)) is None:
             steps.append(compile_call(call, bound.device))
+            continue
+        steps.append(_step(item, graph, library, (weights[item.weight, outputs], geometry(item, graph, width, outputs))))
+        if item.after is not None:
+            steps.append(compile_call(item.after, bound.device))
     made = _joined(steps, operator)
     why = _difference(operator, bound, made)
     return Refused(why) if why else made
@@ -92,19 +97,17 @@ def _calls(kernel: Kernel) -> tuple[Call, ...] | None:
     return tuple(calls)
 
 
-def _steps(convolution: Convolution, bound: BoundProgram, library: Library, width: int, outputs: int, weights: Weights) -> list[Kernel]:
+def _transform(convolution: Convolution, bound: BoundProgram, outputs: int, library: Library, weights: Weights) -> str:
+    """Have its weights in ``weights``; or why they cannot be had."""
     known = convolution.weight, outputs
     if known not in weights:
         packed: torch.Tensor = bound.constants[convolution.weight]
         plain = packed if packed.layout is torch.strided else packed.to_dense()
         expected = bound.program.graph.values[convolution.weight].spec.shape
         if plain.dtype != torch.float32 or tuple(plain.shape) != expected:
-            found = f"weights of a convolution are {plain.dtype}{tuple(plain.shape)}; expected float32{expected}"
-            raise IncompatibleArtifact("the schedule", [found])
+            return f"its weights are {plain.dtype}{tuple(plain.shape)}; expected torch.float32{expected}"
         weights[known] = transformed(plain, outputs, library.lanes)
-    fixed = (weights[known], geometry(convolution, bound.program.graph, width, outputs))
-    step = _step(convolution, bound.program.graph, library, fixed)
-    return [step] if convolution.after is None else [step, compile_call(convolution.after, bound.device)]
+    return ""
 
 
 def _step(convolution: Convolution, graph: OpGraph, library: Library, fixed: tuple[torch.Tensor, ...]) -> Kernel:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import autosched
 from autosched.capture.export import Captured, capture
-from autosched.core.errors import IncompatibleArtifact, UsageError
+from autosched.core.errors import UsageError
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.export.bundle import make_bundle, write_bundle
@@ -256,7 +256,7 @@ def test_tensors_of_another_form_are_refused_when_they_come() -> None:
     found = capture(nn.Sequential(nn.Conv2d(20, 20, 3)).eval(), (x,))
     bound, [index] = bound_with(found, Variant.WINOGRAD_2)
     for wrong in (x.contiguous(), x[:, :, 1:], x.double()):
-        with pytest.raises(RuntimeError, match="value 0 is .* expected"):
+        with pytest.raises(RuntimeError, match=r"value 0 is .* expected"):
             bound.kernels[index](bound.new_slots([wrong]))
 
 
@@ -271,15 +271,17 @@ def test_a_kernel_that_computes_something_else_is_refused(monkeypatch: pytest.Mo
     assert bound.run([x])[0].isfinite().all()
 
 
-def test_weights_of_another_shape_than_the_program_says_are_refused() -> None:
+@pytest.mark.parametrize("weights", [torch.randn(20, 19, 3, 3), torch.randn(20, 20, 3, 3, dtype=torch.float64)])
+def test_weights_of_another_form_than_the_program_says_are_refused(weights: torch.Tensor) -> None:
     _, _, found = captured(COMPUTED["plain"])
     bound, graph = bind(found.program, found.constants, "cpu"), found.program.graph
     [weight] = [item.weight for operator in graph.operators for call in operator.calls if (item := read_convolution(call, graph))]
     constants = bound.constants.copy()
-    constants[weight] = torch.randn(20, 19, 3, 3)
+    constants[weight] = weights
     [index] = [operator.index for operator in found.program.graph.operators if weight in operator.reads]
-    with pytest.raises(IncompatibleArtifact, match="expected float32"):
-        library_of(found).kernel(index, 1, Variant.WINOGRAD_2, dataclasses.replace(bound, constants=constants))
+    refused = library_of(found).kernel(index, 1, Variant.WINOGRAD_2, dataclasses.replace(bound, constants=constants))
+    assert isinstance(refused, Refused)
+    assert "expected torch.float32(20, 20, 3, 3)" in refused.reason
 
 
 def test_without_a_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
