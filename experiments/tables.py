@@ -29,6 +29,7 @@ from experiments import (  # noqa: E402
     tables_search,
     tables_serve,
     tables_suite,
+    tables_winograd,
 )
 from experiments.devices import RESULTS  # noqa: E402
 from experiments.tables_recorded import NOT_YET, cpus, for_each, gpus  # noqa: E402
@@ -89,6 +90,7 @@ TABLES = {
     "lanes-cpu": lambda: of_cpus(tables_serve.lanes_table),
     "packing-cpu": lambda: of_cpus(tables_packing.packing_table),
     "narrow-cpu": lambda: of_cpus(tables_packing.narrow_table),
+    "winograd-cpu": lambda: of_cpus(tables_winograd.winograd_table),
     "recurrent-cpu": lambda: of_cpus(tables_recurrent.recurrent_table),
     "fused-cpu": lambda: of_cpus(lambda folder: tables_fused.fused_table(folder / "fused")),
     "search-quality": lambda: tables_search.quality_table(RESULTS / "sim" / "quality.json"),

@@ -1,0 +1,38 @@
+"""The table of single convolutions by Winograd's algorithm, from a device's ``winograd.json``."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from experiments.tables_recorded import NOT_YET, where
+from experiments.winograd import AGAIN, PLAIN
+
+_TILES = {"winograd_2": "2x2 tiles", "winograd_4": "4x4 tiles"}
+
+
+def winograd_table(folder: Path) -> str:
+    """How many times as fast as oneDNN's each way is: on one thread / on all; and the errors of all ways on all threads."""
+    path = folder / "winograd.json"
+    if not path.exists():
+        return NOT_YET
+    recorded = json.loads(path.read_text())
+    shapes = list(dict.fromkeys(tuple(row["shape"]) for row in recorded["rows"]))
+    heads = [*(f"{name}, speed-up" for name in _TILES.values()), *(f"{name}, error" for name in ("oneDNN", *_TILES.values()))]
+    lines = [f"| channels, features, picture | oneDNN | {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) + 1)}"]
+    for shape in shapes:
+        rows = sorted((row for row in recorded["rows"] if tuple(row["shape"]) == shape), key=lambda row: row["threads"])
+        channels, features, size = shape
+        times = " / ".join(f"{row['us'][PLAIN]:,.0f}" for row in rows)
+        cells = [" / ".join(f"{row['us'][PLAIN] / row['us'][name]:.2f}x" for row in rows) for name in _TILES]
+        errors = [f"{rows[-1]['errors'][name]:.0e}" for name in (PLAIN, *_TILES)]
+        lines.append(f"| {channels}, {features}, {size} x {size} | {times} us | {' | '.join([*cells, *errors])} |")
+    said = "3x3 convolutions with relu, batch 1, float32: on one thread / on all. Errors: the largest against float64, over the largest result."
+    return "\n".join([*lines, "", f"{said} Medians of {recorded['rounds']} interleaved rounds. {_noise(recorded)} {where(recorded)}"])
+
+
+def _noise(recorded: dict[str, Any]) -> str:
+    apart = [abs(row["us"][AGAIN] / row["us"][PLAIN] - 1) for row in recorded["rows"]]
+    return f"A/A: {statistics.median(apart):.1%} apart in the median, {max(apart):.0%} at most."
