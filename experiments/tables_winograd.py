@@ -29,7 +29,7 @@ def winograd_table(folder: Path) -> str:
         cells = [" / ".join(f"{row['us'][PLAIN] / row['us'][name]:.2f}x" for row in rows) for name in _TILES]
         errors = [f"{rows[-1]['errors'][name]:.0e}" for name in (PLAIN, *_TILES)]
         lines.append(f"| {channels}, {features}, {size} x {size} | {times} us | {' | '.join([*cells, *errors])} |")
-    said = "3x3 convolutions with relu, batch 1, float32: on one thread / on all. Errors: the largest against float64, over the largest result."
+    said = "3x3 convolutions with relu, batch 1, float32: on one thread / on all. Errors against float64, over the largest result."
     return "\n".join([*lines, "", f"{said} Medians of {recorded['rounds']} interleaved rounds. {_noise(recorded)} {where(recorded)}"])
 
 

@@ -3,7 +3,8 @@
     python -P tools/sanitizers/run.py {address,thread} [ARGUMENTS OF PYTEST]
 
 ``address`` looks for wrong reads and writes of memory and for undefined behaviour, ``thread`` for memory that two threads use in no order.
-Both see the files of ``autosched/runtime/native`` and ``winograd``, not PyTorch, which is built without. Ends with 1 if a test fails or something was found.
+Both see the files of ``autosched/runtime/native`` and ``autosched/runtime/winograd``, not PyTorch, which is built without. Ends with 1 if a
+test fails or something was found.
 """
 
 from __future__ import annotations
