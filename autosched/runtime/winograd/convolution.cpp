@@ -116,30 +116,34 @@ class Convolution {
     return {tile / (down * across), place / across * Outputs, place % across * Outputs};
   }
 
+  // How far apart ``count`` numbers of one point begin from those of the next: not so that all points share a few lines of a cache.
+  static int64_t apart(int64_t count) { return count % 512 == 0 ? count + 16 : count; }
+
   void block_by_block(int64_t most) const {
     const int64_t blocks = (tiles + most - 1) / most;
     on_team(g.threads, [&](int number, int count) {
       const Share share(blocks, number, count);
       if (share.first == share.last) return;
-      float* const rows = scratch.of(kPoints * most * (g.channels + padded));
-      float* const sums = rows + kPoints * most * g.channels;
+      float* const rows = scratch.of(kPoints * (apart(most * g.channels) + apart(most * padded)));
+      float* const sums = rows + kPoints * apart(most * g.channels);
       for (int64_t block = share.first; block < share.last; ++block) {
         const int64_t first = block * most, here = std::min(most, tiles - first);
-        for (int64_t tile = 0; tile < here; ++tile) take(first + tile, rows + tile * g.channels, here * g.channels);
+        for (int64_t tile = 0; tile < here; ++tile) take(first + tile, rows + tile * g.channels, apart(here * g.channels));
         for (int64_t point = 0; point < kPoints; ++point) {
           for (int64_t feature = 0; feature < padded; feature += kBlock) multiply(point, feature, rows, sums, here);
         }
-        for (int64_t tile = 0; tile < here; ++tile) give(first + tile, sums + tile * padded, here * padded);
+        for (int64_t tile = 0; tile < here; ++tile) give(first + tile, sums + tile * padded, apart(here * padded));
       }
     });
   }
 
   void together() const {
-    float* const rows = scratch.of(kPoints * tiles * (g.channels + padded));
-    float* const sums = rows + kPoints * tiles * g.channels;
+    const int64_t row_step = apart(tiles * g.channels), sum_step = apart(tiles * padded);
+    float* const rows = scratch.of(kPoints * (row_step + sum_step));
+    float* const sums = rows + kPoints * row_step;
     on_team(g.threads, [&](int number, int count) {
       const Share share(tiles, number, count);
-      for (int64_t tile = share.first; tile < share.last; ++tile) take(tile, rows + tile * g.channels, tiles * g.channels);
+      for (int64_t tile = share.first; tile < share.last; ++tile) take(tile, rows + tile * g.channels, row_step);
     });
     const int64_t blocks = (padded + kBlock - 1) / kBlock;
     on_team(g.threads, [&](int number, int count) {
@@ -148,39 +152,47 @@ class Convolution {
     });
     on_team(g.threads, [&](int number, int count) {
       const Share share(tiles, number, count);
-      for (int64_t tile = share.first; tile < share.last; ++tile) give(tile, sums + tile * padded, tiles * padded);
+      for (int64_t tile = share.first; tile < share.last; ++tile) give(tile, sums + tile * padded, sum_step);
     });
   }
 
   void multiply(int64_t point, int64_t feature, const float* rows, float* sums, int64_t count) const {
     const float* const factors = weights + point * g.channels * padded;
-    product(count, rows + point * count * g.channels, factors, sums + point * count * padded, g.channels, padded, feature);
+    float* const made_here = sums + point * apart(count * padded);
+    product(count, rows + point * apart(count * g.channels), factors, made_here, g.channels, padded, feature);
   }
 
   void take(int64_t tile, float* row, int64_t between) const {
-    int64_t channel = 0;
-    for (; channel + kLanes <= g.channels; channel += kLanes) take_channels<Vector>(tile, row, between, channel);
-    for (; channel < g.channels; ++channel) take_channels<float>(tile, row, between, channel);
-  }
-
-  // The input of a tile, transformed: one number of each product, ``between`` apart.
-  template <typename V>
-  void take_channels(int64_t tile, float* row, int64_t between, int64_t channel) const {
     const Corner at = corner(tile);
     const int64_t top = at.row - g.top, left = at.column - g.left;
-    const float* const from = picture + at.picture * g.batch_stride + channel;
+    const bool whole = top >= 0 && top + kIn <= g.height && left >= 0 && left + kIn <= g.width;
+    const float* const from = picture + at.picture * g.batch_stride + top * g.row_stride + left * g.column_stride;
+    int64_t channel = 0;
+    for (; channel + kLanes <= g.channels; channel += kLanes) {
+      if (whole) {
+        take_channels<Vector, true>(top, left, from + channel, row + channel, between);
+      } else {
+        take_channels<Vector, false>(top, left, from + channel, row + channel, between);
+      }
+    }
+    for (; channel < g.channels; ++channel) take_channels<float, false>(top, left, from + channel, row + channel, between);
+  }
+
+  // The input of a tile, transformed: one number of each product, ``between`` apart. ``Whole``: no part of it lies outside of the picture.
+  template <typename V, bool Whole>
+  void take_channels(int64_t top, int64_t left, const float* from, float* row, int64_t between) const {
     V numbers[kPoints], halfway[kPoints];
     for (int row_at = 0; row_at < kIn; ++row_at) {
       const int64_t y = top + row_at;
       for (int column_at = 0; column_at < kIn; ++column_at) {
         const int64_t x = left + column_at;
-        const bool inside = y >= 0 && y < g.height && x >= 0 && x < g.width;
-        numbers[row_at * kIn + column_at] = inside ? load<V>(from + y * g.row_stride + x * g.column_stride) : V{};
+        const bool inside = Whole || (y >= 0 && y < g.height && x >= 0 && x < g.width);
+        numbers[row_at * kIn + column_at] = inside ? load<V>(from + row_at * g.row_stride + column_at * g.column_stride) : V{};
       }
     }
     for (int column_at = 0; column_at < kIn; ++column_at) Rule::input(numbers + column_at, kIn, halfway + column_at, kIn);
     for (int row_at = 0; row_at < kIn; ++row_at) Rule::input(halfway + row_at * kIn, 1, numbers + row_at * kIn, 1);
-    for (int64_t point = 0; point < kPoints; ++point) store(row + point * between + channel, numbers[point]);
+    for (int64_t point = 0; point < kPoints; ++point) store(row + point * between, numbers[point]);
   }
 
   void give(int64_t tile, const float* sums, int64_t between) const {

@@ -50,7 +50,9 @@ void block_rows(const float* rows, const float* weights, float* made, int64_t ch
       for (int place = 0; place < Vectors; ++place) sums[row][place] += number * weight[place];
     }
   }
+#pragma GCC unroll 16
   for (int row = 0; row < Rows; ++row) {
+#pragma GCC unroll 2
     for (int place = 0; place < Vectors; ++place) store(made + row * features + place * kLanes, sums[row][place]);
   }
 }
