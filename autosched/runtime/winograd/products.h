@@ -4,6 +4,12 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -38,6 +44,19 @@ void store(float* to, V value) {
   std::memcpy(to, &value, sizeof(V));
 }
 
+// One rounding where the processor can. Said, not left to the compiler, which may choose otherwise for another number of rows.
+Vector multiply_add(Vector factor, float number, Vector sum) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(factor, _mm512_set1_ps(number), sum);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(factor, _mm256_set1_ps(number), sum);
+#elif defined(__aarch64__)
+  return vfmaq_n_f32(sum, factor, number);
+#else
+  return sum + factor * number;
+#endif
+}
+
 // ``Rows`` rows of a block of ``Vectors``: every sum over channels in their order, so that it does not depend on what else is computed.
 template <int Rows, int Vectors>
 void block_rows(const float* rows, const float* weights, float* made, int64_t channels, int64_t features) {
@@ -47,7 +66,7 @@ void block_rows(const float* rows, const float* weights, float* made, int64_t ch
     for (int place = 0; place < Vectors; ++place) weight[place] = load<Vector>(weights + (channel * Vectors + place) * kLanes);
     for (int row = 0; row < Rows; ++row) {
       const float number = rows[row * channels + channel];
-      for (int place = 0; place < Vectors; ++place) sums[row][place] += number * weight[place];
+      for (int place = 0; place < Vectors; ++place) sums[row][place] = multiply_add(weight[place], number, sums[row][place]);
     }
   }
 #pragma GCC unroll 16
