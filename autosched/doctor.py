@@ -48,7 +48,7 @@ def examine() -> list[Finding]:
 
     gpus = _looked("cuda", _cuda)
     findings = [_versions(), _torch(), *_looked("cpu lanes", lambda: [_cpu()]), *gpus, _compiler()]
-    findings += _looked("native lanes", lambda: [_native_lanes()])
+    findings += _looked("native lanes", lambda: [_native_lanes()]) + _looked("convolutions", lambda: [_convolutions()])
     findings += [_cache(), *_looked("cost model, cpu", lambda: [_cost_model("cpu")])]
     if gpus[0].state in (State.OK, State.BUSY):
         findings += _looked("cost model, cuda", lambda: [_cost_model(name) for name in _different_gpus()])
@@ -219,6 +219,18 @@ def _native_lanes() -> Finding:
     if why := obstacle():
         return Finding("native lanes", State.MISSING, why, "without them lanes are threads of Python, which small operators lose by")
     return Finding("native lanes", State.OK, "not built yet; the first tuning job on the CPU does it, in some ten seconds", "")
+
+
+def _convolutions() -> Finding:
+    from autosched.config import winograd_wanted
+    from autosched.runtime.winograd.library import winograd_obstacle, winograd_recipe
+
+    if winograd_wanted() and winograd_recipe().find() is not None:
+        return Finding("convolutions", State.OK, "Winograd's algorithm is built for this processor", "")
+    if why := winograd_obstacle():
+        advice = "without Winograd's algorithm, a 3x3 convolution on a CPU may take twice as long"
+        return Finding("convolutions", State.MISSING, why, advice)
+    return Finding("convolutions", State.OK, "Winograd's algorithm is not built yet; the first job with a use for it does it", "")
 
 
 def _cache() -> Finding:

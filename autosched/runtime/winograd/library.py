@@ -23,6 +23,7 @@ from autosched.runtime.native.compiler import Recipe, no_compiler
 _log = logging.getLogger(__name__)
 
 _BUILD_LIMIT_S = 120.0
+_SWITCHED_OFF = "switched off by AUTOSCHED_WINOGRAD=0"
 _SOURCE = Path(__file__).parent / "convolution.cpp"
 _NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 # No bit may depend on which of several copies of some code the compiler joins a product and a sum in.
@@ -74,7 +75,7 @@ outlive_forks(_state)
 def winograd_library() -> Library | str:
     """The library: at once if it was built before, else in the second or two of a compiler; or why there is none."""
     if not winograd_wanted():
-        return "switched off by AUTOSCHED_WINOGRAD=0"
+        return _SWITCHED_OFF
     with _state.lock:
         if _state.found is None and not _state.refused:
             made = _library()
@@ -86,13 +87,18 @@ def winograd_library() -> Library | str:
         return _state.found or _state.refused
 
 
+def winograd_obstacle() -> str:
+    """Why the library cannot be built here, as far as can be told without trying; empty if nothing is in the way."""
+    if not winograd_wanted():
+        return _SWITCHED_OFF
+    return no_compiler() if sys.platform == "linux" else f"it is built on Linux only, not on {sys.platform}"
+
+
 def _library() -> Library | str:
-    if sys.platform != "linux":
-        return f"it is built on Linux only, not on {sys.platform}"
     recipe = winograd_recipe()
     path = recipe.find()
     if path is None:
-        built = no_compiler() or recipe.make(_BUILD_LIMIT_S)
+        built = winograd_obstacle() or recipe.make(_BUILD_LIMIT_S)
         if isinstance(built, str):
             return built
         path = built

@@ -297,6 +297,19 @@ def test_without_a_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch, t
     assert bound.run([x])[0].isfinite().all()
 
 
+def test_doctor_says_whether_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from autosched import doctor
+
+    assert "built for this processor" in doctor._convolutions().detail
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "empty"))
+    assert "not built yet" in doctor._convolutions().detail
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert "no C++ compiler" in doctor._convolutions().detail
+    monkeypatch.setenv("AUTOSCHED_WINOGRAD", "0")
+    assert doctor._convolutions().state is doctor.State.MISSING
+
+
 @pytest.mark.parametrize("outputs", [2, 4])
 def test_weights_are_those_of_the_minimal_filter(outputs: int) -> None:
     """A weight of ones in the middle alone passes a picture through: every point is the product of the two middle rows."""
