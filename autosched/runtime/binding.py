@@ -26,6 +26,7 @@ from autosched.runtime.current_device import made_current
 from autosched.runtime.float32 import as_it_is_set, full_float32, rounded_as
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.in_place import first_of_lanes, granted, homes_of, in_place
+from autosched.runtime.instructions import fixed_tensors
 from autosched.runtime.kernels import Begun, BoundProgram, bind, gather_constants, random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
@@ -170,7 +171,7 @@ class Binder:
             if manners.called.differs(self.model, inputs, partial(models_answer, program, self.model, inputs)):
                 raise IncompatibleArtifact(self._label, ["the model calls other operators than before, or gives them other numbers"])
         intermediates = getattr(runner(), "peak_bytes", 0) or peak_live_bytes(program.graph, plan, homes_of(served.in_place))
-        packed = unshared_bytes(bound.constants, constants.values())
+        packed = unshared_bytes([*bound.constants, *fixed_tensors(bound.kernels)], constants.values())
         if manners.seen is None:
             return Bound(runner(), watch, intermediates, packed, error)
         writes = WriteBacks(program, self.model, list(constants.values()), manners.seen, served.in_place)

@@ -6,7 +6,7 @@ wraps or replaces carries none, and so is called. Slots are value indices of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
@@ -112,6 +112,12 @@ def slots_of(item: Instruction) -> tuple[int, ...]:
             return (slot, of)
         case RunKernel(tensors=slots) | Release(slots):
             return slots
+
+
+def fixed_tensors(kernels: Iterable[Kernel]) -> list[torch.Tensor]:
+    """What ``kernels`` hold themselves, beside the constants of their program."""
+    items = chain.from_iterable(instructions_of(kernel) or () for kernel in kernels)
+    return [tensor for item in items if isinstance(item, RunKernel) for tensor in item.fixed]
 
 
 def scratch(number: int) -> int:

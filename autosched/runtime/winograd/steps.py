@@ -19,6 +19,7 @@ from autosched.runtime.inductor.common import Refused, first_line
 from autosched.runtime.instructions import Allocate, CallOperator, Expect, Instruction, Release, RunKernel, carrying, instructions_of
 from autosched.runtime.kernels import BoundProgram, in_turn
 from autosched.runtime.numerics import compare
+from autosched.runtime.one_copy import one_copy
 from autosched.runtime.winograd.calls import Convolution, read_convolution
 from autosched.runtime.winograd.library import Library, winograd_library
 from autosched.runtime.winograd.weights import transformed
@@ -106,7 +107,7 @@ def _transform(convolution: Convolution, bound: BoundProgram, outputs: int, libr
         expected = bound.program.graph.values[convolution.weight].spec.shape
         if plain.dtype != torch.float32 or tuple(plain.shape) != expected:
             return f"its weights are {plain.dtype}{tuple(plain.shape)}; expected torch.float32{expected}"
-        weights[known] = transformed(plain, outputs, library.lanes)
+        weights[known] = one_copy(transformed(plain, outputs, library.lanes), ())
     return ""
 
 

@@ -20,7 +20,7 @@ from autosched.export.bundle import make_bundle, write_bundle
 from autosched.pipeline.inductor_capture import capture_inductor
 from autosched.runtime.host_key import compiler_key, cpu_device_key, numerics_key, software_key
 from autosched.runtime.inductor.common import Refused
-from autosched.runtime.instructions import CallOperator, RunKernel, instructions_of
+from autosched.runtime.instructions import CallOperator, RunKernel, fixed_tensors, instructions_of
 from autosched.runtime.kernels import BoundProgram, bind
 from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor
@@ -237,6 +237,15 @@ def test_weights_that_nobody_reads_any_more_are_not_kept() -> None:
     gone = [value for value in packed if bound.constants[value] is None]
     assert len(gone) == len(offered) == 2
     assert torch.allclose(bound.run([x])[0], plain.run([x])[0], atol=1e-4)
+
+
+def test_shapes_of_one_model_share_their_weights_which_are_counted(tmp_path: Path) -> None:
+    model, x, found = captured(COMPUTED["plain"])
+    held = [fixed_tensors(bound_with(found, Variant.WINOGRAD_4, width)[0].kernels)[0] for width in (1, 2)]
+    assert held[0].data_ptr() == held[1].data_ptr()
+    _saved(tmp_path / "net.autosched", model, x, Variant.WINOGRAD_4)
+    report = autosched.load(tmp_path / "net.autosched", model, strict=True).report()
+    assert report.workspace_bytes >= held[0].nbytes
 
 
 def test_not_a_number_stays_one_and_infinity_becomes_one() -> None:
