@@ -58,16 +58,25 @@ class Convolution:
 
 
 def may_be_winograd(operator: Operator, graph: OpGraph) -> bool:
-    """Whether ``operator`` has a convolution that the algorithm may pay for, as far as its tensors tell; :func:`read_convolution` looks."""
+    """Whether ``operator`` has a convolution that the algorithm may pay for; of a launch of Inductor's code as far as its tensors tell."""
     return winograd_wanted() and any(_may_be(call, graph) for call in operator.calls)
 
 
 def _may_be(call: Call, graph: OpGraph) -> bool:
+    if call.target in _ARGUMENTS:
+        return read_convolution(call, graph) is not None
     if _CONVOLUTION not in call.target:
         return False
-    specs = [graph.values[value].spec for value in call.reads()]
+    specs = [graph.values[value].spec for value in (*call.reads(), *call.outputs) if value >= 0]
     weights = [spec for spec in specs if not spec.strides and len(spec.shape) == 4]
-    return any(_worthwhile(weight, source) for weight in weights for source in specs if _channels_last(source))
+    pictures = [spec for spec in specs if _channels_last(spec)]
+    return any(_worthwhile(w, x) and _without_stride(w, x, y) for w in weights for x in pictures for y in pictures)
+
+
+def _without_stride(weight: TensorSpec, source: TensorSpec, made: TensorSpec) -> bool:
+    """Whether ``made`` has the shape of a result, and too many pixels for one of every second."""
+    sizes = zip(made.shape[2:], source.shape[2:], strict=True)
+    return made.shape[:2] == (source.shape[0], weight.shape[0]) and all(mine >= theirs - 2 for mine, theirs in sizes)
 
 
 def _worthwhile(weight: TensorSpec, source: TensorSpec) -> bool:

@@ -217,6 +217,13 @@ def test_launches_of_inductors_code_have_it_too() -> None:
         assert error_of(bound.run([x])[0], model, x) < 4e-5
 
 
+def test_launches_of_other_convolutions_do_not_have_it() -> None:
+    model, x, _ = captured(lambda m, x: torch.relu(m.strided(torch.tanh(x))) + m.grouped(x)[:, :20, :4, :5], 1, 3, 12, 14)
+    found = capture_inductor(model, (x,))
+    assert isinstance(found, Captured)
+    assert all(row == (Variant.CALLS,) for row in offered_variants(found.program, "cpu"))
+
+
 def test_a_result_written_over_its_residual() -> None:
     """As Inductor's code does where nobody reads the residual afterwards."""
     model, x, _ = captured(lambda m, x: m.a(torch.tanh(x)) + torch.sigmoid(m.one(x)))
