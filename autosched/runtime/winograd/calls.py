@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from autosched.config import winograd_wanted
 from autosched.core.graph import Operator, OpGraph, TensorSpec
@@ -69,8 +70,9 @@ def _may_be(call: Call, graph: OpGraph) -> bool:
         return False
     specs = [graph.values[value].spec for value in (*call.reads(), *call.outputs) if value >= 0]
     weights = [spec for spec in specs if not spec.strides and len(spec.shape) == 4]
-    pictures = [spec for spec in specs if _channels_last(spec)]
-    return any(_worthwhile(w, x) and _without_stride(w, x, y) for w in weights for x in pictures for y in pictures)
+    # What is read first, and then what the result is added to, or the result.
+    pairs = list(combinations([spec for spec in specs if _channels_last(spec)], 2))
+    return any(_worthwhile(weight, source) and _without_stride(weight, source, made) for weight in weights for source, made in pairs)
 
 
 def _without_stride(weight: TensorSpec, source: TensorSpec, made: TensorSpec) -> bool:
