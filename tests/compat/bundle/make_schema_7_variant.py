@@ -1,4 +1,4 @@
-"""Writes ``schema-7.autosched`` beside this file. Ran once; the file stays as it is for ever, whatever later writers do."""
+"""Writes ``schema-7-variant.autosched`` beside this file. Ran once; the file stays as it is for ever, whatever later writers do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> None:
     schedule = dataclasses.replace(placed, variant=(int(Variant.WINOGRAD_2),) * len(program.graph))
     evidence = evidence_for(len(program.graph), DEVICE, program.graph.hash)
     bundle = make_bundle(program, schedule, evidence, literals, DEVICE, SOFTWARE, numerics=NUMERICS)
-    write_bundle(Path(__file__).parent / "schema-7.autosched", bundle)
+    write_bundle(Path(__file__).parent / "schema-7-variant.autosched", bundle)
 
 
 if __name__ == "__main__":
