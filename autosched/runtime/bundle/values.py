@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = "autosched.bundle"
-SCHEMA = 6
+SCHEMA = 7
 MANIFEST = "manifest.json"
 PROGRAM = "program.json"
 SCHEDULE = "schedule.json"
@@ -31,12 +31,14 @@ MAX_SHAPES = 64
 
 
 def schema_for(shapes: Iterable[Bundle]) -> int:
-    """The lowest schema number whose readers know everything in ``shapes``: 5 for a model that changes its buffers or inputs, 4 for modes
-    of Inductor, 3, 4 and 6 for variants that the schemas before did not have, else 2.
+    """The lowest schema number whose readers know everything in ``shapes``: 7 for a model that decides by its own tensors what runs, 5 for
+    one that changes its buffers or inputs, 4 for modes of Inductor, 3, 4 and 6 for variants that the schemas before did not have, else 2.
     """
     needed = 2
     for item in shapes:
         program = item.program
+        if program.decided:
+            needed = max(needed, 7)
         if program.state or program.writes:
             needed = max(needed, 5)
         if program.frozen or program.choices or program.lowering in WHOLE[1:]:
@@ -117,7 +119,7 @@ class ManifestOne(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``manifest.json`` of schemas 2 to 5, which differ in the variants of operators, in the modes of Inductor and in the models they know.
+    """``manifest.json`` of schemas 2 to 7, which differ in the variants of operators, in the modes of Inductor and in the models they know.
 
     The files of shape ``i`` are in the folder ``shapes/i``, literals are shared.
     """
