@@ -40,6 +40,7 @@ from autosched.capture.screen import (
     quiet_torch,
     require_dense_dtypes,
 )
+from autosched.capture.selections import choose_selected
 from autosched.capture.structure import structure_of
 from autosched.capture.windows import spell_out_windows
 from autosched.core.containers import pack_call, rebuild_packed
@@ -223,6 +224,7 @@ def draft_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     with as_they_came(model):
         functional = _functional(exported)
         decisions.require_kept(functional)
+        choose_selected(functional.graph)
         draft = ExportReader(functional, model).read(args, given)
     decisions.note(draft)
     draft.remove_dead()
