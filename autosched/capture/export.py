@@ -224,7 +224,7 @@ def draft_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     with as_they_came(model):
         functional = _functional(exported)
         decisions.require_kept(functional)
-        choose_selected(functional.graph)
+        choose_selected(functional)
         draft = ExportReader(functional, model).read(args, given)
     decisions.note(draft)
     draft.remove_dead()

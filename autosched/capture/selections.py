@@ -1,7 +1,8 @@
 """``x[mask] += w``: what is computed of the elements that a mask selects and put back in their places, as a choice between whole tensors.
 
 How many a mask selects, no program knows ahead. Where elements are computed one by one, all of them may be: those that were not selected
-are then not taken.
+are then not taken. So it is with what is the same for each of them (``x[mask] = 0``): ``index_put`` counts what is selected, and a CUDA
+graph cannot wait for that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 from torch.fx import Graph, Node
 
 from autosched.capture.functional import call_before, tensor_of
@@ -24,14 +27,24 @@ _SAME_VALUES = frozenset({aten._to_copy.default, aten.alias.default, aten.clone.
 _OF_INTEGERS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar})
 
 
-def choose_selected(graph: Graph) -> None:
-    """Put ``where`` for each ``index_put`` of a functional graph whose value is made, element by element, of what its own mask selects."""
+def choose_selected(exported: ExportedProgram) -> None:
+    """Put ``where`` for each ``index_put`` of a functional program whose value is made, element by element, of what its own mask selects,
+    or is the same for each element.
+
+    What becomes of a buffer or an input stays as it is, if nothing is selected for it: a schedule may put it there in place.
+    """
+    graph = exported.graph
+    returned = next(node for node in graph.nodes if node.op == "output").args[0]
+    specs = exported.graph_signature.output_specs
+    written = {node for node, spec in zip(returned, specs, strict=True) if spec.kind is not OutputKind.USER_OUTPUT}
     for node in list(graph.nodes):
         if node.target is not aten.index_put.default or (len(node.args) > 3 and node.args[3]) or node.kwargs.get("accumulate"):
             continue
         base, indices, value = node.args[:3]
         selection = _selection(base, indices)
-        if selection is None or not isinstance(value, Node) or not selection.takes(value) or not selection.selected:
+        if selection is None or not isinstance(value, Node) or not selection.fits(value):
+            continue
+        if node in written and not selection.selected:
             continue
         with graph.inserting_before(node):
             chosen = selection.choose(graph, node, value)
@@ -74,7 +87,7 @@ class _Selection:
             if given is None or given.shape != base.shape or not _same(indices, self.indices):
                 return False
             self.selected.append(node)
-        elif not _by_element(node, made) or not all(self._fits(item) for item in node.all_input_nodes):
+        elif not _by_element(node, made) or not all(self.fits(item) for item in node.all_input_nodes):
             return False
         self.order.append(node)
         return True
@@ -90,7 +103,7 @@ class _Selection:
         mask = self.mask
         for _ in range(self.behind):
             mask = _call(graph, put, aten.unsqueeze.default, (mask, -1), {})
-        return _call(graph, put, aten.where.self, (mask, whole[value], self.base), {})
+        return _call(graph, put, aten.where.self, (mask, whole.get(value, value), self.base), {})
 
     @property
     def _mask_dims(self) -> int:
@@ -98,8 +111,8 @@ class _Selection:
         assert made is not None
         return made.dim()
 
-    def _fits(self, node: Node) -> bool:
-        """Whether it may be an operand: selected elements, or a tensor that is the same for each of them."""
+    def fits(self, node: Node) -> bool:
+        """Whether it is selected elements, or a tensor that is the same for each of them."""
         made = tensor_of(node)
         if made is None:
             return False

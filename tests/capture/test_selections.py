@@ -13,6 +13,7 @@ from autosched.capture.export import capture
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import Program
 from autosched.core.variants import Lowering
+from autosched.device.cuda.screen import require_capturable
 from autosched.runtime.kernels import bind
 
 X = torch.linspace(-3.0, 3.0, 2 * 5 * 4).reshape(2, 5, 4)
@@ -46,6 +47,12 @@ def _adds_an_embedding(y: torch.Tensor, mask: torch.Tensor, z: torch.Tensor, mod
     y[~mask] += model.bias
 
 
+def _sets(y: torch.Tensor, mask: torch.Tensor, z: torch.Tensor, model: Any) -> None:
+    y[mask] = 0
+    y[:, mask[1]] = model.bias
+    y[~mask] = model.embedding.weight
+
+
 def _of_itself(y: torch.Tensor, mask: torch.Tensor, z: torch.Tensor, model: Any) -> None:
     y[y > 0] *= 2
 
@@ -77,7 +84,7 @@ def _of_integers(y: torch.Tensor, mask: torch.Tensor, z: torch.Tensor, model: An
     y += whole
 
 
-_KNOWN = [_adds, _adds_an_embedding, _of_itself, _of_several, _from_elsewhere, _behind, _one_number_each, _of_integers]
+_KNOWN = [_adds, _adds_an_embedding, _sets, _of_itself, _of_several, _from_elsewhere, _behind, _one_number_each, _of_integers]
 
 
 def _masks() -> list[torch.Tensor]:
@@ -98,6 +105,25 @@ def test_however_many_are_selected_it_is_what_the_model_makes(change: Change, lo
             with torch.no_grad():
                 expected = model(x, mask, Z)
             assert torch.equal(_answer(captured.program, captured.constants, x, mask), expected)
+
+
+@pytest.mark.parametrize("change", _KNOWN)
+def test_a_cuda_graph_need_not_wait_for_how_many_are_selected(change: Change) -> None:
+    require_capturable(capture(Selecting(change).eval(), (X, ROWS, Z), target="cuda").program.graph)
+
+
+def test_what_a_mask_puts_into_a_buffer_stays_what_may_be_done_in_place() -> None:
+    class Remembering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("memory", torch.zeros(2, 5, 4))
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            self.memory[mask] = 1.0
+            return x + 1
+
+    program = capture(Remembering().eval(), (X, ROWS), lowering=Lowering.ATEN).program
+    assert "aten::index_put" in {operator.kind for operator in program.graph.operators}
 
 
 def _as_many(y: torch.Tensor, mask: torch.Tensor, z: torch.Tensor, model: Any) -> None:
