@@ -167,8 +167,8 @@ class Decisions(TorchFunctionMode):
     ) -> Any:
         """PyTorch's own protocol: called in the place of each function on tensors."""
         given = kwargs or {}
-        if torch.compiler.is_dynamo_compiling():
-            # The functions that control flow is given: Dynamo would follow all that is below, and cannot.
+        # The functions that control flow is given: Dynamo would follow all that is below, and cannot.
+        if torch.compiler.is_dynamo_compiling() or not (self._concerns(args, given) or getattr(func, "__name__", "") in _ASKS):
             return func(*args, **given)
         tensors = [leaf for leaf in tree_leaves((args, given)) if isinstance(leaf, torch.Tensor)]
         found = [known for tensor in tensors if (known := self._known.get(id(tensor))) is not None]
@@ -193,6 +193,13 @@ class Decisions(TorchFunctionMode):
             elif whole:
                 self._learn(answer, places, lambda: self._compute(func, args, given))
         return answer
+
+    def _concerns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call may have something to do with what is known; export makes thousands that have not."""
+        known = self._known
+        if not known:
+            return False
+        return any(id(item) in known or isinstance(item, tuple | list | dict) for item in (*args, *kwargs.values()))
 
     def _lose(self, places: Iterable[_Place], why: str) -> None:
         for place in places:
