@@ -57,6 +57,7 @@ def build_program(draft: Draft, lowering: str) -> tuple[Program, dict[int, torch
         lowering=lowering,
         state=tuple(Binding(numbers[value], item.source, item.name) for value, item in draft.state.items()),
         writes=writes,
+        decided=draft.decided,
     )
     return program, {numbers[value]: item.tensor.detach() for value, item in draft.constants.items()}
 

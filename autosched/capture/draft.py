@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from autosched.capture.aliasing import shared_with, written_values
 from autosched.capture.arguments import map_refs, refs_in
 from autosched.core.graph import TensorSpec
-from autosched.core.program import ConstantSource, Ref
+from autosched.core.program import ConstantSource, Decision, Ref
 from autosched.core.specs import spec_of
 
 Around = Callable[["Node", Mapping[int, torch.Tensor], Callable[[], list[object]]], list[object]]
@@ -111,6 +111,7 @@ class Draft:
         writes: ``(input, value)``: what the contents of an input become after the run, in order.
         held: input value id -> the whole numbers, first and last, that it is drawn from in place of the example's; see ``held_inputs``.
         target: kind of device that it is rewritten for; empty: where it lies.
+        decided: by which of its own tensors the model decides what runs.
     """
 
     inputs: list[int]
@@ -130,6 +131,7 @@ class Draft:
     writes: list[tuple[int, int]] = field(default_factory=list)
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
     target: str = ""
+    decided: tuple[Decision, ...] = ()
 
     def copy(self) -> Draft:
         """The same draft, to be changed apart from this one; tensors are shared. It is not grouped into operators."""
@@ -150,6 +152,7 @@ class Draft:
             writes=list(self.writes),
             held=dict(self.held),
             target=self.target,
+            decided=self.decided,
         )
 
     def fresh(self) -> int:

@@ -18,6 +18,7 @@ from autosched.capture.build import build_program
 from autosched.capture.causal_masks import masks_taken_as_given
 from autosched.capture.containers import plain_for, real_containers
 from autosched.capture.custom import run_twice
+from autosched.capture.decisions import Decisions, decisions_answered
 from autosched.capture.draft import Draft
 from autosched.capture.dynamo import DynamoGraph
 from autosched.capture.export_reader import ExportReader
@@ -39,6 +40,7 @@ from autosched.capture.screen import (
     quiet_torch,
     require_dense_dtypes,
 )
+from autosched.capture.selections import choose_selected
 from autosched.capture.structure import structure_of
 from autosched.capture.windows import spell_out_windows
 from autosched.core.containers import pack_call, rebuild_packed
@@ -124,9 +126,9 @@ def lower_draft(draft: Draft, chosen: Lowering, target: str = "", structure: str
 
 def exported_program(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, *, for_compiler: bool = False
-) -> tuple[ExportedProgram, tuple[Any, ...], dict[str, Any], tuple[TensorSpec, ...]]:
-    """What ``torch.export`` makes of a model as it came, the call as that takes it (objects are nodes of PyTorch's trees), and how the
-    tensors of the model's own answer are laid out, as ``rehearse`` says it.
+) -> tuple[ExportedProgram, tuple[Any, ...], dict[str, Any], tuple[TensorSpec, ...], Decisions]:
+    """What ``torch.export`` makes of a model as it came, the call as that takes it (objects are nodes of PyTorch's trees), how the tensors
+    of the model's own answer are laid out, as ``rehearse`` says it, and what the model has asked its own tensors.
 
     ``for_compiler``: leave whole what only a compiler makes one kernel of.
 
@@ -140,10 +142,11 @@ def exported_program(
         # A graph of Dynamo's keeps nothing outside of itself: whatever does, Dynamo has traced already.
         answered = () if isinstance(model, DynamoGraph) else rehearse(model, args, given)
         with contextlib.nullcontext() if for_compiler else flex_attention_spelled_out():
-            return _export(model, args, given), args, given, answered
+            exported, decisions = _export(model, args, given)
+            return exported, args, given, answered, decisions
 
 
-def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ExportedProgram, Decisions]:
     with (
         _explained(),
         no_nested_padding(model),
@@ -151,11 +154,13 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         real_containers(model),
         attributes_kept(model),
         assignments_seen(model),
+        # Outside of the next, whose copies it is to see.
+        decisions_answered(model) as decisions,
         DataAsDetached(),
     ):
         set_aside_empty_buffers(model)
         exported: ExportedProgram = torch.export.export(model, args, kwargs, strict=False)
-    return exported
+    return exported, decisions
 
 
 def _functional(exported: ExportedProgram) -> ExportedProgram:
@@ -215,9 +220,13 @@ def draft_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
     """
     require_inference(model)
     require_values(model)
-    exported, args, given, answered = exported_program(model, args, kwargs)
+    exported, args, given, answered, decisions = exported_program(model, args, kwargs)
     with as_they_came(model):
-        draft = ExportReader(_functional(exported), model).read(args, given)
+        functional = _functional(exported)
+        decisions.require_kept(functional)
+        choose_selected(functional)
+        draft = ExportReader(functional, model).read(args, given)
+    decisions.note(draft)
     draft.remove_dead()
     _observe(draft)
     require_dense_dtypes(draft)

@@ -22,7 +22,7 @@ from autosched.core.program import ConstantSource, Ref
 
 # Calls whose result is their argument: without autograd they change nothing.
 _SAME_TENSOR = frozenset({"aten::alias", "aten::detach", "aten::detach_", "aten::lift_fresh", "aten::_conj_physical_identity"})
-_OWN_CHANGES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+OWN_CHANGES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 _COPIES = frozenset({"aten::clone", "aten::lift_fresh_copy"})
 
 
@@ -100,7 +100,7 @@ class ExportReader:
         examples: dict[int, torch.Tensor] = {}
         signature = self._exported.graph_signature
         named = named_tensors(self._model)
-        changed = {item.target for item in signature.output_specs if item.kind in _OWN_CHANGES}
+        changed = {item.target for item in signature.output_specs if item.kind in OWN_CHANGES}
         for node, spec in zip(nodes, signature.input_specs, strict=True):
             name = spec.target or ""
             if spec.kind is InputKind.USER_INPUT:
@@ -222,7 +222,7 @@ class ExportReader:
         for item, spec in zip(returned, self._exported.graph_signature.output_specs, strict=True):
             if spec.kind is OutputKind.USER_OUTPUT:
                 leaves.append(self._argument(item))
-            elif spec.kind in _OWN_CHANGES or spec.kind is OutputKind.USER_INPUT_MUTATION:
+            elif spec.kind in OWN_CHANGES or spec.kind is OutputKind.USER_INPUT_MUTATION:
                 made = self._argument(item)
                 assert isinstance(made, Ref)
                 self._writes.append((self._targets[spec.target or ""], made.value))

@@ -260,8 +260,12 @@ def quiet_torch() -> Iterator[None]:
             sys.stderr.write(written.getvalue())
 
 
-def explain_export_failure(error: Exception) -> UnsupportedGraph:
-    """What to raise when ``torch.export`` did: the user's own line, the operator if torch names one, and what to do."""
+def explain_export_failure(error: Exception, of_decisions: str = "") -> UnsupportedGraph:
+    """What to raise when ``torch.export`` did: the user's own line, the operator if torch names one, and what to do.
+
+    Args:
+        of_decisions: what to do about a value that decides what runs, if that is known.
+    """
     place, code = source_of_traceback(error.__traceback__)
     described = str(error).strip().splitlines()
     first = (described[0] if described else type(error).__name__).rstrip(".")
@@ -278,7 +282,9 @@ def explain_export_failure(error: Exception) -> UnsupportedGraph:
     if kind == "DynamicOutputShapeException":
         return UnsupportedGraph(f"the model cannot be captured{where}: the shape of what {first} makes depends on the data. {_DATA}")
     if "DataDependent" in kind or "data-dependent" in str(error) or "unbacked" in str(error):
-        advice = _UNCHECKED if _checks_a_distribution(error.__traceback__) else _ASSERTED if code.startswith("assert") else _DATA
+        advice = of_decisions or (
+            _UNCHECKED if _checks_a_distribution(error.__traceback__) else _ASSERTED if code.startswith("assert") else _DATA
+        )
         return UnsupportedGraph(f"the model cannot be captured{where}: a value decides what runs next ({first}). {advice}")
     apart = place.startswith("bitsandbytes/")
     advice = _PACKED if _packed(error.__traceback__) else f"{_WITH_SCALES_APART}." if apart else _advice(f"{error} {code}")

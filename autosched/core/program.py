@@ -99,6 +99,21 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """A tensor of the model's own that it asks, in a call, what is to run.
+
+    Args:
+        source: where it is, a parameter or a buffer.
+        name: what it is called there.
+        digest: of its numbers when the program was captured (``core.decided.digest_of``): the program is for them alone.
+    """
+
+    source: ConstantSource
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class WriteBack:
     """After a run, the contents of graph input ``target`` become those of ``value``, an output of the graph.
 
@@ -146,6 +161,7 @@ class Program:
             and the kernel taken, or an empty string where that is not known; since bundle schema 4.
         state: the graph's last inputs, in order: what the model changes of its own, read from it at each call; since bundle schema 5.
         writes: what the model changes in place, in the order of writing: the graph itself changes nothing; since bundle schema 5.
+        decided: by which of its own tensors the model decides what runs; since bundle schema 7.
     """
 
     graph: OpGraph
@@ -162,6 +178,7 @@ class Program:
     choices: tuple[tuple[str, str], ...] = ()
     state: tuple[Binding, ...] = ()
     writes: tuple[WriteBack, ...] = ()
+    decided: tuple[Decision, ...] = ()
 
     @property
     def given(self) -> tuple[int, ...]:

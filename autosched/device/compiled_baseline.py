@@ -133,7 +133,7 @@ class CompiledBaseline:
         """The model written down, and its call as what was written takes it."""
         if self._model is None:
             raise UsageError("neither a source nor a model was given; expected one of them")
-        exported, args, kwargs, _ = exported_program(self._model, self._args, self._kwargs, for_compiler=True)
+        exported, args, kwargs, *_ = exported_program(self._model, self._args, self._kwargs, for_compiler=True)
         leaves = _flattened(exported, args, kwargs)
         size_bytes = sum(tensor.nbytes for tensor in exported.state_dict.values())
         path = self._worker.folder_for(size_bytes) / "model.pt2"

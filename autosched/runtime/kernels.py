@@ -12,6 +12,7 @@ from types import MappingProxyType
 import torch
 
 from autosched.core.computed_once import computed_once
+from autosched.core.decided import decided_otherwise
 from autosched.core.errors import ArtifactCorrupt, IncompatibleArtifact
 from autosched.core.extents import overlaps_itself, storage_of
 from autosched.core.graph import Operator, OpGraph, ValueRole
@@ -175,11 +176,12 @@ def gather_constants(program: Program, model: torch.nn.Module, literals: Mapping
     """The tensor of every binding, from the model's parameters and buffers and from the literals that travel with the program.
 
     Raises:
-        IncompatibleArtifact: naming every parameter that is absent or has another shape or dtype.
+        IncompatibleArtifact: naming every parameter that is absent or has another shape or dtype, or other numbers where the model
+            decides by them what runs.
     """
     sources: dict[ConstantSource, Mapping[str, torch.Tensor]] = {**named_tensors(model), ConstantSource.LITERAL: literals}
     found: dict[int, torch.Tensor] = {}
-    differences: list[str] = []
+    differences = decided_otherwise(program.decided, model)
     for binding in program.bindings:
         tensor = sources[binding.source].get(binding.name)
         spec = program.graph.values[binding.value].spec

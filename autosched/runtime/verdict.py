@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from autosched.core.custom_operators import is_custom, trusted
+from autosched.core.decided import decided_otherwise
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.parts import named_tensors
 from autosched.core.program import ConstantSource, Program, Ref
@@ -64,8 +65,9 @@ def check_bundle(
     """Compare a bundle's key with a host and, if given, a model.
 
     A device or a setting that changes numerics makes it incompatible, as does a parameter with another name, shape or dtype.
-    So does a custom operator whose namespace the caller does not trust, that is not registered here, or that no schedule can hold, and a
-    model that is itself a program of ``torch.export`` and refuses inputs of the bundle's shapes.
+    So do other numbers in a tensor by which the model decides what runs; a custom operator whose namespace the caller does not trust, that
+    is not registered here, or that no schedule can hold; and a model that is itself a program of ``torch.export`` and refuses inputs of the
+    bundle's shapes.
     Another version of torch or of a library makes it degraded, as does a parameter laid out otherwise in memory, and a processor of which
     the bundle says less than is known here.
 
@@ -81,7 +83,8 @@ def check_bundle(
     found += [Difference(Compatibility.INCOMPATIBLE, line) for line in _custom_operators(bundle.program)]
     if model is not None:
         found += _model_differences(bundle.program, model)
-        found += [Difference(Compatibility.INCOMPATIBLE, line) for line in _other_shapes(bundle.program, model)]
+        refused = (*_other_shapes(bundle.program, model), *decided_otherwise(bundle.program.decided, model))
+        found += [Difference(Compatibility.INCOMPATIBLE, line) for line in refused]
     found.sort(key=lambda difference: GRAVEST_FIRST.index(difference.compatibility))
     found = [Difference(item.compatibility, printable(item.line)) for item in found]
     worst = found[0].compatibility if found else Compatibility.EXACT

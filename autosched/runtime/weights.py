@@ -24,6 +24,7 @@ from autosched.runtime.memory_words import MemoryWords
 from autosched.runtime.module_attributes import Entries, Entry, Hooks, Items, Modes, Settings
 from autosched.runtime.native.watch import NativeWatch, Watched, can_watch, native_watch
 from autosched.runtime.optimizer_steps import OptimizerSteps
+from autosched.runtime.reads import NO_VALUE
 from autosched.runtime.state import holders_of
 
 
@@ -75,6 +76,8 @@ class ModelWatch:
         self._childless = [module._modules for module in plain if not module._modules]
         parts: dict[int, Entry] = {id(module._modules): (module.__dict__, "_modules") for module in plain if "_modules" in module.__dict__}
         bindings = [binding for binding in program.bindings if binding.source is not ConstantSource.LITERAL]
+        # What it decides by is among these, whether or not the program computes with it, too.
+        beside = [*(Binding(NO_VALUE, item.source, item.name) for item in program.decided), *beside]
         places, self._tensors = _bound_to(model, [*bindings, *beside])
         self._beside = self._tensors[len(bindings) :]
         # A tied weight is bound under one of its names, and may be replaced under another.

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 import torch
 
-from autosched.core.errors import ArtifactCorrupt, IllegalSchedule, UnsupportedGraph, UsageError
+from autosched.core.errors import ArtifactCorrupt, IllegalSchedule, IncompatibleArtifact, UnsupportedGraph, UsageError
 from autosched.core.program import ConstantSource
 from autosched.core.program_json import encode_program
 from autosched.core.schedule import sequential
@@ -32,6 +32,7 @@ from autosched.runtime.plan import make_plan
 from autosched.runtime.state import state_of
 from autosched.runtime.trees import flatten_inputs, output_tensors
 from tests.conformance.bundles import encode_schema_1, shapes_of, two_branches_bundle
+from tests.conformance.deciding import Deciding
 from tests.conformance.graphs import TwoBranches, two_branches_inputs
 from tests.conformance.stateful import ReadBeforeAndAfter, made
 
@@ -322,6 +323,19 @@ def test_a_model_that_changes_memory_in_a_variant_of_a_later_schema_raises_it_fu
     variant = (int(Variant.CUBLASLT), *golden.schedule.variant[1:])
     assert schema_for([golden]) == 5
     assert schema_for([golden, dataclasses.replace(golden, schedule=dataclasses.replace(golden.schedule, variant=variant))]) == 6
+
+
+def test_a_model_that_decides_by_its_own_tensors_raises_the_schema_and_its_golden_bundle_asks_for_their_numbers() -> None:
+    [golden] = read_bundles(_GOLDEN / "schema-7.autosched")
+    assert [(item.source, item.name) for item in golden.program.decided] == [("buffer", "limited"), ("parameter", "gate")]
+    with zipfile.ZipFile(io.BytesIO(encode_bundle(golden))) as archive:
+        assert json.loads(archive.read("manifest.json"))["schema"] == 7
+    model = Deciding()
+    bound = bind(golden.program, gather_constants(golden.program, model, golden.literals))
+    assert torch.equal(bound.run([torch.full((4, 8), 3.0)])[0], torch.full((4, 8), 2.0))
+    model.limited.fill_(False)
+    with pytest.raises(IncompatibleArtifact, match="buffer limited, by which the model decides what runs: other numbers here"):
+        gather_constants(golden.program, model, golden.literals)
 
 
 def test_literals_that_leave_no_room_are_refused_before_they_are_written(bundle: Bundle) -> None:

@@ -51,6 +51,7 @@ def check_program(program: Program) -> None:
     _check_storages(graph)
     _check_constants(program)
     _check_writes(program)
+    _check_decided(program)
     _check_tree(program.input_tree, len(program.input_leaves), "inputs")
     _check_tree(program.output_tree, len(program.output_leaves), "outputs")
 
@@ -207,6 +208,15 @@ def _check_writes(program: Program) -> None:
         there, made = graph.values[item.target].spec, graph.values[item.value].spec
         if (there.shape, there.dtype) != (made.shape, made.dtype):
             raise InvalidGraph(f"value {item.value} is written back to {item.target}, which has another shape or dtype")
+
+
+def _check_decided(program: Program) -> None:
+    _check_names(text for item in program.decided for text in (item.name, item.digest))
+    if any(item.source is ConstantSource.LITERAL for item in program.decided):
+        raise InvalidGraph("the model decides by a tensor of the program's own")
+    state = {(binding.source, binding.name) for binding in program.state}
+    if changed := [item.name for item in program.decided if (item.source, item.name) in state]:
+        raise InvalidGraph(f"the model decides by {changed[0][:40]!r}, which it changes at each call")
 
 
 def _check_tree(text: str, leaves: int, what: str) -> None:

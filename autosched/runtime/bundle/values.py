@@ -31,12 +31,15 @@ MAX_SHAPES = 64
 
 
 def schema_for(shapes: Iterable[Bundle]) -> int:
-    """The lowest schema number whose readers know everything in ``shapes``: 5 for a model that changes its buffers or inputs, 4 for modes
-    of Inductor, 3, 4, 6 and 7 for variants that the schemas before did not have, else 2.
+    """The lowest schema number whose readers know everything in ``shapes``: 7 for a model that decides by its own tensors what runs, 5 for
+    one that changes its buffers or inputs, 4 for modes of Inductor, 3, 4, 6 and 7 for variants that the schemas before did not have, else
+    2.
     """
     needed = 2
     for item in shapes:
         program = item.program
+        if program.decided:
+            needed = max(needed, 7)
         if program.state or program.writes:
             needed = max(needed, 5)
         if program.frozen or program.choices or program.lowering in WHOLE[1:]:
