@@ -66,7 +66,10 @@ def test_the_schedule_computes_what_the_model_computes(model: TwoBranches, lanes
     assert report.lanes == lanes
     assert report.schedule == "beam"
     assert report.stepped_aside == ()
-    assert "beam" in repr(loaded)
+    operators = len(two_branches_program(model)[0].graph)
+    assert repr(loaded) == f"<autosched: TwoBranches on schedule 'beam', {operators} operators on {lanes} lanes>"
+    assert report.padding == "off"
+    assert report.reason == ""
 
 
 _DOUBTS: dict[str, tuple[Callable[[TwoBranches, bytes], tuple[bytes, torch.nn.Module]], type[Exception], str]] = {
@@ -107,6 +110,9 @@ def test_on_any_doubt_the_model_runs_as_it_came(model: TwoBranches, name: str) -
     assert not report.scheduled
     assert report.reason
     assert "without a schedule" in repr(loaded)
+    # There is nothing to compare again.
+    loaded.refresh()
+    assert loaded.report() == report
     if isinstance(changed, TwoBranches) and name not in ("another dtype",):
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
