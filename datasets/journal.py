@@ -84,7 +84,7 @@ class Journal:
     def __init__(self, path: Path, scope: Scope, *, batch: int = 16) -> None:
         self._path = path
         self._scope = scope.digest
-        self._engine = scope.software.engine if scope.device.kind == "cpu" else None
+        self._engine = scope.software.engine
         self._batch = batch
         self._file_lock = FileLock(f"{path}.lock")
         self._wait_s = _WAIT_S
@@ -248,10 +248,10 @@ class Journal:
         if len(self._pending) % self._batch == 0:
             self.flush()
 
-    def _of_engine(self, entry: _Entry, *, unsaid: Engine | None) -> bool:
-        """Whether an entry is of the scope's engine; ``unsaid`` is that of a record that does not say."""
+    def _of_engine(self, entry: _Entry, *, unsaid: Engine) -> bool:
+        """Whether an entry is of the scope's engine, as all are on a GPU; ``unsaid`` is that of a record that does not say."""
         record = entry.solo or entry.pair
-        return self._engine is None or record is None or (record.engine or unsaid) is self._engine
+        return record is None or (record.engine or unsaid) is self._engine
 
     def _decode(self, line: bytes) -> _Entry | None:
         """The entry of a line, or None if its bytes are not what was written."""

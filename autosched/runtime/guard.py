@@ -393,5 +393,5 @@ def _fit(slot: Slot, tensors: list[torch.Tensor], device: torch.device, model: t
         if tensor.stride() != strides or tensor.is_conj() or tensor.is_neg() or (offsets_matter and tensor.storage_offset()):
             if why := slot.why_no_copy(position, tensors, model):
                 raise InputMismatch(f"input {position} {why} and its memory layout differs from tuning. Give x.contiguous().")
-            with torch.no_grad():
-                tensors[position] = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+            # No history: what requires gradients does not come here where they are on.
+            tensors[position] = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

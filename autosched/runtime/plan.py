@@ -90,13 +90,11 @@ def make_plan(graph: OpGraph, schedule: Schedule, rule: FreeRule = FreeRule.VECT
                 _absorb(clock, finished[before])
         waits[index] = tuple(sorted(chosen))
         recorded.update(chosen)
-        position[index] = (position[_previous] if (_previous := tracker.last_on_lane(lane)) is not None else 0) + 1
-        after = list(clock)
-        after[lane] = position[index]
-        finished[index] = after
-        frees[index] = tracker.launch(index, clock, position)
         # In-order lane: the next operator on it starts after this one.
-        clock[lane] = position[index]
+        clock[lane] += 1
+        position[index] = clock[lane]
+        finished[index] = list(clock)
+        frees[index] = tracker.launch(index, clock, position)
     steps = tuple(
         Step(
             index,
@@ -131,7 +129,6 @@ class _FreeTracker:
     def __init__(self, graph: OpGraph, schedule: Schedule, rule: FreeRule) -> None:
         self._schedule = schedule
         self._rule = rule
-        self._last: dict[int, int] = {}
         outputs = {graph.values[value].storage for value in graph.outputs}
         self._uses: dict[int, tuple[int, ...]] = {}
         self._members: dict[int, list[int]] = {}
@@ -153,14 +150,9 @@ class _FreeTracker:
             for index in uses:
                 self._of_operator.setdefault(index, []).append(storage)
 
-    def last_on_lane(self, lane: int) -> int | None:
-        """The operator launched last on ``lane``, before the current one."""
-        return self._last.get(lane)
-
     def launch(self, index: int, clock: list[int], position: dict[int, int]) -> tuple[int, ...]:
         """Record that ``index`` is launched; return the values whose memory its lane may reuse afterwards."""
         lane = self._schedule.lane[index]
-        self._last[lane] = index
         for storage in self._of_operator.get(index, ()):
             self._remaining[storage] -= 1
             if self._remaining[storage] == 0:
@@ -170,7 +162,7 @@ class _FreeTracker:
             return ()
         freed: list[int] = []
         for storage in self._due(lane, clock):
-            user = None if self._rule is FreeRule.LAST_LAUNCH else self._not_absorbed(storage, lane, clock, position)
+            user = None if self._rule is FreeRule.LAST_LAUNCH else self._not_absorbed(storage, clock, position)
             if user is None:
                 freed += self._members.get(storage, [])
             else:
@@ -186,11 +178,10 @@ class _FreeTracker:
                 found.append(heapq.heappop(held_up)[1])
         return found
 
-    def _not_absorbed(self, storage: int, lane: int, clock: list[int], position: dict[int, int]) -> int | None:
-        """A user of the storage that whatever follows on ``lane`` need not come after; ``None`` if there is none."""
+    def _not_absorbed(self, storage: int, clock: list[int], position: dict[int, int]) -> int | None:
+        """A user of the storage that whatever follows on the lane of ``clock`` need not come after; ``None`` if there is none."""
         for user in self._uses[storage]:
-            user_lane = self._schedule.lane[user]
-            # The operator just launched on this lane counts: whatever follows on the lane runs after it.
-            if user_lane != lane and clock[user_lane] < position[user]:
+            # On this lane none is: whatever follows on it runs after the operator just launched, too.
+            if clock[self._schedule.lane[user]] < position[user]:
                 return user
         return None

@@ -22,7 +22,7 @@ from autosched.core.in_place import (
     overwriting,
 )
 from autosched.core.program import Call, Many, Program, Ref, WriteBack
-from autosched.core.schedule import sequential
+from autosched.core.schedule import make_schedule, sequential
 from autosched.runtime.in_place import granted
 from autosched.runtime.plan import make_plan
 from tests.conformance.graphs import Recorder
@@ -244,6 +244,15 @@ def test_a_launch_that_changes_the_copy_by_what_it_reads_of_the_old_comes_too_la
     assert overwriting(program.graph, chain.links[0]) == (3,)
     assert not in_graph_order(program.graph, chain)
     assert granted(program, make_plan(program.graph, sequential(program.graph))) == ()
+
+
+def test_every_launch_that_changes_the_copy_comes_after_what_reads_the_old_contents() -> None:
+    program = _with_launch(copied_and_changed(Manner.PLACES), 4, mutates=(3,))
+    graph = program.graph
+    (chain,) = chains_of(program)
+    assert overwriting(graph, chain.links[0]) == (3, 4)
+    for order, count in (([0, 1, 2, 3, 4], 1), ([0, 1, 3, 2, 4], 0)):
+        assert len(granted(program, make_plan(graph, make_schedule(graph, order, [0] * 5)))) == count
 
 
 def test_a_launch_that_changes_other_memory_does_not_overwrite_the_copy() -> None:

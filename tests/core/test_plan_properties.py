@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.cuda import _sanitizer
 
+from autosched.core.errors import IllegalSchedule
 from autosched.core.graph import OpGraph, ValueRole
 from autosched.core.schedule import Schedule, make_schedule
 from autosched.runtime.kernels import BoundProgram, bind, random_inputs
@@ -165,6 +166,34 @@ def test_vector_clocks_still_give_memory_back() -> None:
         freed += sum(len(step.frees) for step in plan.steps)
         values += len(plan.held) + sum(len(step.frees) for step in plan.steps)
     assert freed > values / 3
+
+
+def frees_of(predecessors: list[list[int]], lanes: list[int]) -> list[tuple[int, ...]]:
+    """What is given back after each operator; operator ``i`` makes one value, whose name here is ``i``."""
+    graph = make_graph(predecessors)
+    plan = make_plan(graph, make_schedule(graph, range(len(lanes)), lanes))
+    maker = {value: operator.index for operator in graph.operators for value in operator.writes}
+    return [tuple(sorted(maker[value] for value in step.frees)) for step in plan.steps]
+
+
+def test_memory_is_given_back_as_soon_as_its_lane_has_waited_for_the_last_reader() -> None:
+    # 0 and 2 are read on lane 1, by 1 and 3. Lane 0 hears of 1 at 4, of 3 at 6, and gives each back then: no sooner, and no later.
+    assert frees_of([[], [0], [], [2], [1], [4], [3, 5], [6]], [0, 1, 0, 1, 0, 0, 0, 0]) == [
+        (), (), (), (), (0,), (4,), (2, 5), (6,),
+    ]  # fmt: skip
+    # To hear of a later operator of a lane is to hear of those before it.
+    assert frees_of([[], [0], [], [2], [], [3, 4], [5]], [0, 1, 0, 1, 0, 0, 0]) == [(), (), (), (), (), (0, 2, 4), (5,)]
+    # Of the two lanes that read 0 it hears of one.
+    assert frees_of([[], [0], [0], [], [3], [4], [5]], [0, 1, 2, 0, 1, 0, 0]) == [(), (), (), (), (), (3,), (5,)]
+
+
+def test_a_schedule_that_is_not_legal_has_no_plan() -> None:
+    graph = make_graph([[], [0]])
+    schedule = make_schedule(graph, [0, 1], [0, 0])
+    with pytest.raises(IllegalSchedule):
+        make_plan(graph, dataclasses.replace(schedule, order=(1, 0)))
+    with pytest.raises(IllegalSchedule):
+        make_plan(make_graph([[], []]), schedule)
 
 
 def test_plans_compute_the_same_in_any_order_they_allow() -> None:

@@ -265,6 +265,7 @@ def test_schema_1_is_migrated_without_changing_a_byte_of_its_files(bundle: Bundl
     manifest, moved = migrate(first, files)
     assert files == before
     assert sorted(moved.values()) == sorted(files.values())
+    assert (manifest.format, manifest.schema, manifest.created_by) == (first.format, 2, first.created_by)
     assert manifest.key(0) == bundle.key
     assert {name: entry.sha256 for name, entry in manifest.files.items()} == {
         name: hashlib.sha256(data).hexdigest() for name, data in moved.items()
@@ -322,6 +323,9 @@ def test_a_model_that_changes_memory_in_a_variant_of_a_later_schema_raises_it_fu
     [golden] = read_bundles(_GOLDEN / "schema-5.autosched")
     variant = (int(Variant.CUBLASLT), *golden.schedule.variant[1:])
     assert schema_for([golden]) == 5
+    # Readers from before know neither: a model may change what it is given and nothing of its own, or read what it never writes.
+    for absent in ("state", "writes"):
+        assert schema_for([dataclasses.replace(golden, program=dataclasses.replace(golden.program, **{absent: ()}))]) == 5
     assert schema_for([golden, dataclasses.replace(golden, schedule=dataclasses.replace(golden.schedule, variant=variant))]) == 6
 
 

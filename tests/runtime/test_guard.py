@@ -6,13 +6,14 @@ import copy
 import inspect
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from autosched.core.errors import AutoschedError, InputMismatch, UsageError
@@ -122,6 +123,8 @@ def test_strict_raises_what_was_expected_and_given(strict: LoadedModel, name: st
     [
         (lambda: torch.empty(4, 8, device="meta"), "input 0 is on meta; the schedule was made for cpu"),
         (lambda: torch.randn(4, 8).to_sparse(), r"input 0 is torch\.sparse_coo; the schedule was made for strided tensors"),
+        # Of this one no plain tensor can be made, so that no advice is given.
+        (lambda: FakeTensorMode().from_tensor(torch.randn(4, 8)), r"input 0 is a FakeTensor; the schedule was made for plain tensors\.$"),
     ],
 )
 def test_an_input_elsewhere_or_of_another_kind_of_memory_is_not_read(
@@ -145,6 +148,22 @@ def test_another_layout_of_the_same_shape_is_laid_out_again(strict: LoadedModel,
         args, kwargs = _inputs(x=x)
         with torch.no_grad():
             assert compare(output_tensors(strict(*args, **kwargs)), output_tensors(model(*args, **kwargs))).within_tolerance
+
+
+def test_an_input_is_read_where_it_is_unless_it_is_laid_out_otherwise(strict: LoadedModel) -> None:
+    real, read = _prepared(strict).runner, []
+
+    def seen(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        read.append(tensors[0].data_ptr())
+        return real(tensors)
+
+    _prepared(strict).runner = seen  # type: ignore[assignment]
+    given = [torch.randn(40)[8:].view(4, 8), torch.randn(4, 8), torch.nn.Parameter(torch.randn(4, 8)), torch.randn(8, 4).t()]
+    with torch.no_grad():
+        for x in given:
+            args, kwargs = _inputs(x=x)
+            strict(*args, **kwargs)
+    assert [place == x.data_ptr() for place, x in zip(read, given, strict=True)] == [True, True, True, False]
 
 
 def test_training_mode_steps_aside_and_back(loaded: LoadedModel, model: TwoBranches) -> None:
@@ -570,6 +589,20 @@ def test_an_operator_that_fails_alone_retires_the_schedule(loaded: LoadedModel, 
     ((reason, calls),) = loaded.report().stepped_aside
     assert "out of luck" in reason
     assert calls == 2  # the one of which it was said, and the one after it
+
+
+def test_who_wants_an_error_gets_one_for_an_operator_that_fails_alone(strict: LoadedModel) -> None:
+    def fails(inputs: object) -> list[torch.Tensor]:
+        raise RuntimeError("out of luck")
+
+    _prepared(strict).runner = fails
+    args, kwargs = two_branches_inputs()
+    # At that call, and at those after it.
+    for _ in range(2):
+        with torch.no_grad(), pytest.raises(AutoschedError, match=r"the schedule may not run: .*RuntimeError: out of luck"):
+            strict(*args, **kwargs)
+    report = strict.report()
+    assert (report.scheduled, report.calls, report.stepped_aside) == (False, 0, ())
 
 
 @pytest.mark.parametrize("prepare", ["all", "first-use"])

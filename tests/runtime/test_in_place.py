@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from autosched.core.errors import HalfWritten
+from autosched.core.errors import HalfWritten, UnsupportedGraph
 from autosched.core.graph import OpGraph
 from autosched.core.in_place import chains_of
 from autosched.core.program import Call, Many, Program, Ref, WriteBack
@@ -161,6 +161,22 @@ def test_every_call_with_an_in_place_form_is_tried_here() -> None:
 @pytest.mark.parametrize("target", ["aten::no_such_operator.default", "aten::index_copy.no_such_overload"])
 def test_what_this_torch_has_no_in_place_form_of_is_copied(target: str) -> None:
     assert in_place_form(Call(target, (Ref(0), Ref(1)), (), (2,))) is None
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((R(0),), (("src", R(1)),)), ((R(0), 1.5), ())])
+def test_a_part_that_is_not_filled_from_a_second_tensor_is_copied(args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> None:
+    program, _ = one_call("slice_scatter.default", (R(0), R(1)))
+    assert granted(program, make_plan(program.graph, sequential(program.graph)))
+    (operator,) = program.graph.operators
+    call = dataclasses.replace(operator.calls[0], args=args, kwargs=kwargs)
+    graph = dataclasses.replace(program.graph, operators=(dataclasses.replace(operator, calls=(call,)),))
+    other = dataclasses.replace(program, graph=graph)
+    assert len(chains_of(other)) == 1
+    assert granted(other, make_plan(graph, sequential(graph))) == ()
+    # As of a bundle that was tuned where there was one.
+    bound = dataclasses.replace(bind(program, {}), program=other)
+    with pytest.raises(UnsupportedGraph, match=r"slice_scatter.*tune again"):
+        in_place(bound, chains_of(other))
 
 
 def test_in_every_order_that_a_plan_allows_in_place_is_equal_to_the_bit_and_what_is_refused_is_not() -> None:

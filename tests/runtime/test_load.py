@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 import warnings
@@ -19,6 +20,7 @@ from autosched.core.graph import Operator, OpGraph
 from autosched.core.program import Program
 from autosched.core.schedule import sequential
 from autosched.export.bundle import encode_bundle, make_bundle
+from autosched.runtime import binding
 from autosched.runtime.binding import Binder
 from autosched.runtime.bundle.format import Bundle
 from autosched.runtime.load import FallbackWarning, LoadedModel, load
@@ -66,7 +68,10 @@ def test_the_schedule_computes_what_the_model_computes(model: TwoBranches, lanes
     assert report.lanes == lanes
     assert report.schedule == "beam"
     assert report.stepped_aside == ()
-    assert "beam" in repr(loaded)
+    operators = len(two_branches_program(model)[0].graph)
+    assert repr(loaded) == f"<autosched: TwoBranches on schedule 'beam', {operators} operators on {lanes} lanes>"
+    assert report.padding == "off"
+    assert report.reason == ""
 
 
 _DOUBTS: dict[str, tuple[Callable[[TwoBranches, bytes], tuple[bytes, torch.nn.Module]], type[Exception], str]] = {
@@ -107,6 +112,9 @@ def test_on_any_doubt_the_model_runs_as_it_came(model: TwoBranches, name: str) -
     assert not report.scheduled
     assert report.reason
     assert "without a schedule" in repr(loaded)
+    # There is nothing to compare again.
+    loaded.refresh()
+    assert loaded.report() == report
     if isinstance(changed, TwoBranches) and name not in ("another dtype",):
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
@@ -205,6 +213,24 @@ def test_a_schedule_that_changes_its_input_in_place_is_refused() -> None:
 
     with pytest.raises(IncompatibleArtifact, match="in place"):
         load(data, InPlace().eval(), strict=True)
+
+
+@pytest.mark.parametrize("bound", ["", "OMP_PROC_BIND=true"])
+def test_more_threads_than_cores_are_never_asked_for(model: TwoBranches, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    """The thread library would end the process."""
+    bundle = two_branches_bundle(model)
+    width = (1, 3, *bundle.schedule.width[2:])
+    data = encode_bundle(dataclasses.replace(bundle, schedule=dataclasses.replace(bundle.schedule, width=width)))
+    monkeypatch.setattr(binding, "openmp_binding", lambda: bound)
+    monkeypatch.setattr(binding, "usable_cores", lambda: 3)
+    assert_like_the_model(load(data, model, strict=True), model)
+    monkeypatch.setattr(binding, "usable_cores", lambda: 2)
+    why = f", for OpenMP binds threads to cores ({bound}): unset that" if bound else ""
+    with pytest.raises(
+        IncompatibleArtifact, match=re.escape(f"an operator asks for 3 threads there, 2 cores are usable here{why}")
+    ) as raised:
+        load(data, model, strict=True)
+    assert ("OpenMP" in str(raised.value)) == bool(bound)
 
 
 def test_an_operator_outside_the_allow_list_never_runs(model: TwoBranches) -> None:

@@ -57,6 +57,9 @@ def test_every_call_runs_the_schedule_of_its_shape(model: TwoBranches, data: byt
     assert all(shape.workspace_bytes > 0 for shape in report.shapes)
     assert report.shapes[2].workspace_bytes > report.shapes[0].workspace_bytes
     assert report.workspace_bytes == sum(shape.workspace_bytes for shape in report.shapes)
+    assert loaded._table is not None
+    loaded._table.slots[1].max_abs_error = 0.25
+    assert loaded.report().max_abs_error == 0.25
     assert "3 shapes (3 ready)" in repr(loaded)
 
 

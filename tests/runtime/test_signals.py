@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 import warnings
@@ -133,6 +134,29 @@ def test_refresh_within_a_call_of_its_thread_waits_for_the_next_call(model: Late
     assert refreshed == [False]
     assert prepared.seen is not seen
     assert fast.report().calls == 2
+
+
+def test_a_refresh_that_is_interrupted_is_made_up_for_at_the_next_call(model: Late, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 4)
+    fast = load(bundle_bytes(model, (x,)), model)
+    assert fast._table is not None
+    prepared = fast._table.slots[0].prepared
+    assert prepared is not None
+    seen = [prepared.seen]
+
+    def struck(self: ShapeTable, *args: object) -> None:
+        monkeypatch.undo()
+        raise Expired
+
+    monkeypatch.setattr(ShapeTable, "refresh", struck)
+    with pytest.raises(Expired):
+        fast.refresh()
+    for _ in range(3):
+        fast(x)
+        seen.append(prepared.seen)
+    # Once.
+    assert [after is before for before, after in itertools.pairwise(seen)] == [False, True, True]
+    assert fast.report().calls == 3
 
 
 def test_a_call_that_interrupts_the_counting_of_fallbacks_does_not_wait_for_it(model: Late) -> None:

@@ -346,12 +346,13 @@ def test_node_counts_are_those_of_one_stream() -> None:
 class FakeSession:
     """Answers as asked."""
 
-    def __init__(self, outcome: StressOutcome | Failure) -> None:
+    def __init__(self, outcome: StressOutcome | Failure, replay_us: float | Failure = 100.0) -> None:
         self.outcome = outcome
+        self.undisturbed_us = replay_us
         self.asked: list[tuple[int, int]] = []
 
     def replay_us(self, schedule: Schedule) -> float | Failure:
-        return 100.0
+        return self.undisturbed_us
 
     def stressed(self, schedule: Schedule, delay_sets: list[DelaySet], *, replays: int) -> list[StressOutcome | Failure]:
         self.asked.append((len(delay_sets), replays))
@@ -365,14 +366,50 @@ def test_every_operator_is_held_back_for_a_whole_run_and_one_lane_needs_no_delay
     assert {operator for item in sets for operator, delay_us in item.delays if delay_us >= 300.0} == set(range(len(graph)))
     assert all(sum(delay_us for _, delay_us in item.delays) <= 12.0 * 300.0 + 1e-6 for item in sets)
     assert plan_delays(graph, sequential(graph), 300.0, random.Random(0)) == []
+
+
+@pytest.mark.parametrize(("lanes", "width", "groups"), [(2, 6, 4), (3, 50, 16)])
+def test_each_lane_is_held_back_and_in_groups_every_operator_once_however_many_there_are(lanes: int, width: int, groups: int) -> None:
+    graph = diamond(4, width)
+    schedule = random_schedule(random.Random(5), graph, lanes)
+    sets = plan_delays(graph, schedule, 3000.0, random.Random(0))
+    held = [sorted(operator for operator, _ in item.delays) for item in sets]
+    of_lanes = [[operator for operator in range(len(graph)) if schedule.lane[operator] == lane] for lane in range(lanes)]
+    assert sorted(held[:lanes]) == sorted(of_lanes)
+    assert len(held[lanes:]) == groups
+    assert sorted(operator for group in held[lanes:] for operator in group) == list(range(len(graph)))
+    for item in sets:
+        # A whole run each, until a replay would take too long.
+        assert sum(delay_us for _, delay_us in item.delays) == pytest.approx(min(len(item.delays), 12) * 3000.0)
+
+
+def test_what_was_replayed_is_counted_and_a_difference_names_what_was_held_back() -> None:
+    graph = diamond(4, 6)
+    schedule = random_schedule(random.Random(5), graph, 3)
     session = FakeSession(StressOutcome(100, 0))
     report = stress(session, graph, schedule, rng=random.Random(0))
-    assert isinstance(report, StressReport)
-    assert report.sound
-    assert session.asked[0] == (1, 100)
+    captures = 1 + len(plan_delays(graph, schedule, 100.0, random.Random(0)))
+    assert report == StressReport(captures, 100 * captures, ())
+    assert session.asked == [(1, 100), (captures - 1, 2)]
     bad = stress(FakeSession(StressOutcome(100, 3)), graph, schedule, rng=random.Random(0))
     assert isinstance(bad, StressReport)
     assert not bad.sound
-    gone = stress(FakeSession(Failure(FailureKind.OOM, "no memory")), graph, schedule, rng=random.Random(0))
-    assert isinstance(gone, Failure)
-    assert gone.kind is FailureKind.OOM
+    assert bad.problems[0] == "3 of 100 replays differ from one stream, with nothing held back"
+    names = [operator.name for operator in graph.operators]
+    held = plan_delays(graph, schedule, 100.0, random.Random(0))[0]
+    first = ", ".join(names[operator] for operator, _ in held.delays[:4])
+    assert bad.problems[1] == f"3 of 100 replays differ from one stream, with {first} held back"
+    alone = FakeSession(StressOutcome(100, 0))
+    assert stress(alone, graph, sequential(graph), rng=random.Random(0)) == StressReport(1, 100, ())
+    assert alone.asked == [(1, 100)]
+
+
+def test_a_capture_that_cannot_be_made_is_a_failure_of_its_kind() -> None:
+    graph = diamond(4, 6)
+    schedule = random_schedule(random.Random(5), graph, 3)
+    none = Failure(FailureKind.OOM, "no memory")
+    session = FakeSession(StressOutcome(100, 0), replay_us=none)
+    assert stress(session, graph, schedule, rng=random.Random(0)) == none
+    assert not session.asked
+    gone = stress(FakeSession(none), graph, schedule, rng=random.Random(0))
+    assert gone == Failure(FailureKind.OOM, "race stress could not run: no memory")
