@@ -17,6 +17,7 @@
 // Whichever OpenMP PyTorch was linked with, as in native/team.h: nothing here is compiled for one, so no second one is loaded.
 extern "C" {
 __attribute__((weak)) void GOMP_parallel(void (*function)(void*), void* given, unsigned threads, unsigned flags);
+__attribute__((weak)) void GOMP_barrier();
 __attribute__((weak)) int omp_get_thread_num();
 __attribute__((weak)) int omp_get_num_threads();
 }
@@ -36,6 +37,8 @@ struct Geometry {
 // Results whose tiles are worked on together: more of them read the weights less often, fewer stay in the cache.
 constexpr int64_t kTogether = 36;
 constexpr size_t kAlignment = 64;
+// With fewer products than a core does in some ten microseconds, other threads come too late to be of use.
+constexpr int64_t kLeastProducts = 500'000;
 
 template <typename Work>
 void call_work(void* given) {
@@ -45,8 +48,12 @@ void call_work(void* given) {
 // ``work(number, count)`` on each thread of a team, however many come.
 template <typename Work>
 void on_team(int64_t threads, Work work) {
-  if (threads < 2 || GOMP_parallel == nullptr) return work(0, 1);
+  if (threads < 2 || GOMP_parallel == nullptr || GOMP_barrier == nullptr) return work(0, 1);
   GOMP_parallel(call_work<Work>, &work, static_cast<unsigned>(threads), 0);
+}
+
+void all_are_here(int count) {
+  if (count > 1) GOMP_barrier();
 }
 
 // The share of ``all`` that one of ``count`` threads has.
@@ -97,9 +104,11 @@ class Convolution {
   }
 
   void run() const {
-    const int64_t rounds = (tiles + kTogether * g.threads - 1) / (kTogether * g.threads);
-    if (g.threads == 1 || tiles > kTogether * (2 * g.threads - 1)) return block_by_block((tiles + rounds * g.threads - 1) / (rounds * g.threads));
-    together();
+    const int64_t products = kPoints * tiles * g.channels * padded;
+    const int64_t threads = products < kLeastProducts ? 1 : g.threads;
+    if (threads > 1 && tiles <= kTogether * (2 * threads - 1)) return together();
+    const int64_t rounds = (tiles + kTogether * threads - 1) / (kTogether * threads);
+    block_by_block(threads, (tiles + rounds * threads - 1) / (rounds * threads));
   }
 
  private:
@@ -119,9 +128,9 @@ class Convolution {
   // How far apart ``count`` numbers of one point begin from those of the next: not so that all points share a few lines of a cache.
   static int64_t apart(int64_t count) { return count % 512 == 0 ? count + 16 : count; }
 
-  void block_by_block(int64_t most) const {
+  void block_by_block(int64_t threads, int64_t most) const {
     const int64_t blocks = (tiles + most - 1) / most;
-    on_team(g.threads, [&](int number, int count) {
+    on_team(threads, [&](int number, int count) {
       const Share share(blocks, number, count);
       if (share.first == share.last) return;
       float* const rows = scratch.of(kPoints * (apart(most * g.channels) + apart(most * padded)));
@@ -141,18 +150,14 @@ class Convolution {
     const int64_t row_step = apart(tiles * g.channels), sum_step = apart(tiles * padded);
     float* const rows = scratch.of(kPoints * (row_step + sum_step));
     float* const sums = rows + kPoints * row_step;
-    on_team(g.threads, [&](int number, int count) {
-      const Share share(tiles, number, count);
-      for (int64_t tile = share.first; tile < share.last; ++tile) take(tile, rows + tile * g.channels, row_step);
-    });
     const int64_t blocks = (padded + kBlock - 1) / kBlock;
     on_team(g.threads, [&](int number, int count) {
-      const Share share(kPoints * blocks, number, count);
-      for (int64_t place = share.first; place < share.last; ++place) multiply(place / blocks, place % blocks * kBlock, rows, sums, tiles);
-    });
-    on_team(g.threads, [&](int number, int count) {
-      const Share share(tiles, number, count);
-      for (int64_t tile = share.first; tile < share.last; ++tile) give(tile, sums + tile * padded, sum_step);
+      const Share mine(tiles, number, count), factors(kPoints * blocks, number, count);
+      for (int64_t tile = mine.first; tile < mine.last; ++tile) take(tile, rows + tile * g.channels, row_step);
+      all_are_here(count);
+      for (int64_t place = factors.first; place < factors.last; ++place) multiply(place / blocks, place % blocks * kBlock, rows, sums, tiles);
+      all_are_here(count);
+      for (int64_t tile = mine.first; tile < mine.last; ++tile) give(tile, sums + tile * padded, sum_step);
     });
   }
 
