@@ -36,6 +36,8 @@ _ACTIVATIONS = {
 # With fewer of them the transforms take longer than what they save.
 _LEAST_CHANNELS = 16
 _LEAST_PIXELS = 16
+# With more, a thread would need some hundred megabytes for what it works on.
+_MOST_CHANNELS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,8 @@ def _without_stride(weight: TensorSpec, source: TensorSpec, made: TensorSpec) ->
 
 def _worthwhile(weight: TensorSpec, source: TensorSpec) -> bool:
     fits = weight.shape[2:] == (3, 3) and weight.shape[1] == source.shape[1] and weight.dtype == source.dtype == "float32"
-    enough = min(weight.shape[:2]) >= _LEAST_CHANNELS and source.shape[2] * source.shape[3] >= _LEAST_PIXELS
-    return fits and enough and source.elements > 0
+    enough = all(_LEAST_CHANNELS <= count <= _MOST_CHANNELS for count in weight.shape[:2])
+    return fits and enough and source.elements > 0 and source.shape[2] * source.shape[3] >= _LEAST_PIXELS
 
 
 def _channels_last(spec: TensorSpec) -> bool:

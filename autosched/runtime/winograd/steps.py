@@ -102,7 +102,9 @@ def _transform(convolution: Convolution, bound: BoundProgram, outputs: int, libr
     """Have its weights in ``weights``; or why they cannot be had."""
     known = convolution.weight, outputs
     if known not in weights:
-        packed: torch.Tensor = bound.constants[convolution.weight]
+        packed = bound.constants[convolution.weight]
+        if not isinstance(packed, torch.Tensor):
+            return "its weights are computed at each call"
         plain = packed if packed.layout is torch.strided else packed.to_dense()
         expected = bound.program.graph.values[convolution.weight].spec.shape
         if plain.dtype != torch.float32 or tuple(plain.shape) != expected:
