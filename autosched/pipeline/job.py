@@ -19,9 +19,10 @@ from autosched.core.program import Program
 from autosched.core.progress import Progress
 from autosched.core.records import Failure
 from autosched.core.variants import Lowering
-from autosched.datasets.facts import device_facts
+from autosched.datasets.facts import DeviceFacts, device_facts
 from autosched.datasets.journal import Journal
 from autosched.device.base import Device
+from autosched.pipeline.agreeing import agreeing_variants
 from autosched.pipeline.baselines import Rivals
 from autosched.pipeline.bounds import lower_bounds
 from autosched.pipeline.budget import SOLO_SHARE
@@ -47,7 +48,7 @@ from autosched.pipeline.request import TUNED, require_strategies
 from autosched.pipeline.run import Costs, Run
 from autosched.pipeline.scope import scope_of
 from autosched.pipeline.timetable import LEAST_ROWS, Timetable
-from autosched.pipeline.variants import measure_variants
+from autosched.pipeline.variants import Refusals, VariantTimes, measure_variants
 from autosched.search.problem import Problem
 from autosched.search.strategy import STRATEGIES, SearchContext
 
@@ -178,7 +179,7 @@ def _measured(run: Run, journal: Journal) -> Costs:
     run.progress.stage("operators alone", run.timetable.left_s())
     solo_s = SOLO_SHARE * budget.total_s
     facts = device_facts(run.device.key)
-    variants = measure_variants(session, run.captured.program, facts, journal, budget.solo_rounds, ledger, run.prepared.refused, solo_s)
+    variants = _variants(run, journal, facts, solo_s)
     solo = variants.solo if variants is not None else measure_solo(session, graph, facts, journal, budget.solo_rounds, ledger, solo_s)
     run.progress.stage("operators in pairs", run.timetable.left_s())
     if run.recording is not None:
@@ -202,6 +203,18 @@ def _measured(run: Run, journal: Journal) -> Costs:
     if variants is not None:
         measured = Measured(variants.answers, journal.pairs(), variants.own_names(graph, launches))
     return Costs(problem, lower_bounds(problem, facts, launches), variants, measured)
+
+
+def _variants(run: Run, journal: Journal, facts: DeviceFacts, seconds: float) -> VariantTimes | None:
+    """The variants of every operator; of those that are to run, not of a recording, the ones with which the model answers as it did."""
+    session, program, ledger = run.session, run.captured.program, run.ledger
+
+    def measured(refused: Refusals) -> VariantTimes | None:
+        return measure_variants(session, program, facts, journal, run.options.budget.solo_rounds, ledger, refused, seconds)
+
+    if run.recording is not None:
+        return measured(run.prepared.refused)
+    return agreeing_variants(measured, run.prover.refutation, program.graph, session.limits.widths, run.prepared.refused, ledger)
 
 
 def _proposed(run: Run, problem: Problem, diary: Diary) -> tuple[list[Candidate], dict[str, Failure]]:

@@ -197,7 +197,7 @@ def measure_variants(
     """Every operator alone at every width in every variant; ``None`` where operators have but one.
 
     Args:
-        refused: as :func:`compile_variants` returned it. That something could not be compiled in one run says nothing about the next, so
+        refused: as :func:`compile_variants` returned it, and what else is not to be used. That something could not be compiled in one run says nothing about the next, so
             it is not kept in the journal.
         rounds, seconds: as for ``measuring.rounds_within``.
     """
@@ -225,6 +225,12 @@ def measure_variants(
                     ledger.count(answer)
                     journal.add_solo(name, width, answer)
         journal.flush()
+        # What cannot be had fails by itself; what is not wanted does not.
+        left_out = Failure(FailureKind.UNAVAILABLE, "this variant is left out")
+        answers = [
+            [left_out if out(place, width, variant) else answer for (width, variant), answer in zip(columns, row, strict=True)]
+            for place, row in enumerate(answers)
+        ]
     return _chosen(graph, widths, columns, answers)
 
 
