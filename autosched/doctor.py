@@ -222,10 +222,9 @@ def _native_lanes() -> Finding:
 
 
 def _convolutions() -> Finding:
-    from autosched.config import winograd_wanted
-    from autosched.runtime.winograd.library import winograd_obstacle, winograd_recipe
+    from autosched.runtime.winograd.library import winograd_built, winograd_obstacle
 
-    if winograd_wanted() and winograd_recipe().find() is not None:
+    if winograd_built():
         return Finding("convolutions", State.OK, "Winograd's algorithm is built for this processor", "")
     if why := winograd_obstacle():
         advice = "without Winograd's algorithm, a 3x3 convolution on a CPU may take twice as long"

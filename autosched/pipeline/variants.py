@@ -197,8 +197,8 @@ def measure_variants(
     """Every operator alone at every width in every variant; ``None`` where operators have but one.
 
     Args:
-        refused: as :func:`compile_variants` returned it, and what else is not to be used. That something could not be compiled in one run says nothing about the next, so
-            it is not kept in the journal.
+        refused: as :func:`compile_variants` returned it, and what else is not to be used. That something could not be compiled in one run
+            says nothing about the next, so it is not kept in the journal.
         rounds, seconds: as for ``measuring.rounds_within``.
     """
     offered = _offered(session, program)

@@ -20,6 +20,8 @@ from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.calls import resolve
 from autosched.runtime.host_key import LOW_PRECISION, numerics_key
 from autosched.runtime.native.build import obstacle
+from autosched.runtime.winograd.library import winograd_built, winograd_obstacle
+from autosched.runtime.winograd.steps import OUTPUTS
 
 
 class Compatibility(enum.StrEnum):
@@ -81,6 +83,7 @@ def check_bundle(
     here = SoftwareKey(numerics if numerics is not None else numerics_key(bundle.key.device.kind))
     found += [Difference(Compatibility.INCOMPATIBLE, f"setting {line}") for line in SoftwareKey(bundle.key.numerics).differences(here)]
     found += [Difference(Compatibility.INCOMPATIBLE, line) for line in _custom_operators(bundle.program)]
+    found += [Difference(Compatibility.DEGRADED, line) for line in _missing_convolutions(bundle)]
     if model is not None:
         found += _model_differences(bundle.program, model)
         refused = (*_other_shapes(bundle.program, model), *decided_otherwise(bundle.program.decided, model))
@@ -104,6 +107,12 @@ def _software_differences(there: SoftwareKey, here: SoftwareKey) -> list[str]:
     if there.keeps_memory and not here.keeps_memory:
         lines.append("memory: kept between calls there, given back after each here; call autosched.keep_memory() first")
     return lines
+
+
+def _missing_convolutions(bundle: Bundle) -> list[str]:
+    count = sum(variant in OUTPUTS for variant in bundle.schedule.variant)
+    why = winograd_obstacle() if count and not winograd_built() else ""
+    return [f"convolutions: {count} by Winograd's algorithm there, by oneDNN here ({why})"] if why else []
 
 
 def _custom_operators(program: Program) -> list[str]:

@@ -87,6 +87,11 @@ def winograd_library() -> Library | str:
         return _state.found or _state.refused
 
 
+def winograd_built() -> bool:
+    """Whether the library is there, and wanted."""
+    return winograd_wanted() and winograd_recipe().find() is not None
+
+
 def winograd_obstacle() -> str:
     """Why the library cannot be built here, as far as can be told without trying; empty if nothing is in the way."""
     if not winograd_wanted():

@@ -18,6 +18,7 @@ from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.export.bundle import make_bundle, write_bundle
 from autosched.pipeline.inductor_capture import capture_inductor
+from autosched.runtime.bundle.format import read_bundles
 from autosched.runtime.host_key import compiler_key, cpu_device_key, numerics_key, software_key
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.instructions import CallOperator, RunKernel, fixed_tensors, instructions_of
@@ -27,6 +28,7 @@ from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.plan import make_plan
 from autosched.runtime.regions.library import RegionLibrary, region_library
 from autosched.runtime.regions.pieces import offered_variants
+from autosched.runtime.verdict import Compatibility, check_bundle
 from autosched.runtime.widths import WidePrograms
 from autosched.runtime.winograd import library as winograd_libraries
 from autosched.runtime.winograd import steps
@@ -378,3 +380,17 @@ def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(variant: V
         assert not torch.allclose(fast(x), first, atol=1e-2)
         model.load_state_dict({name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()})
         assert torch.allclose(fast(x), model(x), rtol=1e-4, atol=1e-3)
+
+
+def test_a_file_that_uses_it_is_degraded_where_it_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, _ = captured(COMPUTED["plain"])
+    _saved(tmp_path / "net.autosched", model, x, Variant.WINOGRAD_2)
+    [bundle] = read_bundles(tmp_path / "net.autosched")
+    assert not any("convolutions" in line for line in check_bundle(bundle, cpu_device_key(), software_key(), model).lines)
+    monkeypatch.setenv("AUTOSCHED_WINOGRAD", "0")
+    without = check_bundle(bundle, cpu_device_key(), software_key(), model)
+    assert without.compatibility is Compatibility.DEGRADED
+    assert any("convolutions: 1 by Winograd's algorithm there, by oneDNN here (switched off" in line for line in without.lines)
+    fast = autosched.load(tmp_path / "net.autosched", model)
+    with torch.no_grad():
+        assert torch.allclose(fast(x), model(x), atol=1e-4)
