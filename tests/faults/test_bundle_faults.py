@@ -19,8 +19,9 @@ import safetensors.torch
 import torch
 
 from autosched.core.errors import ArtifactCorrupt, ArtifactError, IncompatibleArtifact
+from autosched.core.variants import Variant
 from autosched.export.bundle import zip_files
-from autosched.runtime.bundle.format import MANIFEST, read_bundles
+from autosched.runtime.bundle.format import MANIFEST, SCHEMA, read_bundles
 from autosched.runtime.load import FallbackWarning, load
 from tests.conformance.bundle_forging import DATA, MODEL, OLD, SEVERAL, assert_the_models_answer, files_of, sealed, with_file, with_json
 from tests.conformance.bundles import two_branches_bundle
@@ -172,13 +173,17 @@ _FAULTS: dict[str, tuple[Callable[[], bytes], type[ArtifactError], str]] = {
     "bomb that understates its size": (_understated_bomb, ArtifactCorrupt, "damaged zip|bytes"),
     "another format": (lambda: _manifest(format="x"), ArtifactCorrupt, "its format is 'x'"),
     "schema of the future": (
-        lambda: _manifest(schema=7, created_by={"autosched": "9.1"}, news=1),
+        lambda: _manifest(schema=SCHEMA + 1, created_by={"autosched": "9.1"}, news=1),
         IncompatibleArtifact,
         r"install autosched 9\.1 or newer",
     ),
-    "schema of the future by nobody": (lambda: _manifest(schema=7, created_by={}), IncompatibleArtifact, "install autosched a newer"),
+    "schema of the future by nobody": (
+        lambda: _manifest(schema=SCHEMA + 1, created_by={}),
+        IncompatibleArtifact,
+        "install autosched a newer",
+    ),
     "commands in the version": (
-        lambda: _manifest(schema=7, created_by={"autosched": "\x1b[2J"}),
+        lambda: _manifest(schema=SCHEMA + 1, created_by={"autosched": "\x1b[2J"}),
         IncompatibleArtifact,
         "install autosched a newer",
     ),
@@ -222,7 +227,7 @@ _FAULTS: dict[str, tuple[Callable[[], bytes], type[ArtifactError], str]] = {
     "a variant that nobody has": (
         lambda: with_json("schedule.json", lambda tree: tree["variant"].__setitem__(0, 200)),
         ArtifactCorrupt,
-        "variant 200; expected 0 to 6",
+        f"variant 200; expected 0 to {max(Variant):d}",
     ),
     "a time that is none": (
         lambda: with_json("evidence.json", lambda tree: tree["report"]["strategies"][1].update(measured_us=0)),
