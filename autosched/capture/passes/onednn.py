@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from autosched.capture.draft import Draft, Node
+from autosched.core.program import Ref
+
 _ASKED = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}
 
 
@@ -19,6 +22,19 @@ def packable_dtypes() -> frozenset[str]:
     if not torch._C._has_mkldnn:
         return frozenset()
     return frozenset({"float32", *(dtype for dtype, question in _ASKED.items() if _answered_yes(question))})
+
+
+def dense_bias(draft: Draft, node: Node, bias: int | None) -> Ref | None:
+    """``bias`` for an operator of oneDNN's that stands for ``node``; a copy that the prologue makes where its numbers are apart in memory.
+
+    PyTorch hands over the address alone, so that oneDNN would read what lies behind the first number, or behind the end.
+    """
+    if bias is None or draft.specs[bias].strides == (1,):
+        return None if bias is None else Ref(bias)
+    dense = draft.fresh()
+    layout: dict[str, object] = {"memory_format": torch.contiguous_format}
+    draft.prologue.append(Node(torch.ops.aten.clone.default, (Ref(bias),), layout, (dense,), f"{node.name}_bias", node.source))
+    return Ref(dense)
 
 
 @lru_cache(maxsize=1)
