@@ -103,13 +103,19 @@ def _calls(kernel: Kernel) -> tuple[Call, ...] | None:
 def _transform(convolution: Convolution, bound: BoundProgram, outputs: int, library: Library, weights: Weights) -> str:
     """Have its weights in ``weights``; or why they cannot be had."""
     known = convolution.weight, outputs
-    if known not in weights:
-        packed: torch.Tensor = bound.constants[convolution.weight]
+    if known in weights:
+        return ""
+    packed: torch.Tensor = bound.constants[convolution.weight]
+    expected = bound.program.graph.values[convolution.weight].spec.shape
+    try:
         plain = packed if packed.layout is torch.strided else packed.to_dense()
-        expected = bound.program.graph.values[convolution.weight].spec.shape
         if plain.dtype != torch.float32 or tuple(plain.shape) != expected:
             return f"its weights are {plain.dtype}{tuple(plain.shape)}; expected torch.float32{expected}"
         weights[known] = one_copy(transformed(plain, outputs, library.lanes), ())
+    except Exception as error:
+        # They take several times the memory of what is packed.
+        let_through(error)
+        return f"its weights cannot be transformed: {first_line(error)}"
     return ""
 
 

@@ -239,16 +239,17 @@ def test_weights_that_another_call_of_the_same_operator_reads_are_kept() -> None
     assert kept[convolution.weight] is bound.constants[convolution.weight]
 
 
-def test_inputs_that_do_not_fit_into_memory_are_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def example(*_: object) -> torch.Tensor:
+@pytest.mark.parametrize(("made", "reason"), [("example_of", "does not run"), ("transformed", "its weights cannot be transformed")])
+def test_what_does_not_fit_into_memory_is_a_reason(made: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: object) -> torch.Tensor:
         return torch.empty(1 << 60)
 
     _, _, found = captured(COMPUTED["plain"])
-    monkeypatch.setattr(steps, "example_of", example)
+    monkeypatch.setattr(steps, made, too_large)
     [index] = [place for place, row in enumerate(offered_variants(found.program, "cpu")) if Variant.WINOGRAD_2 in row]
     refused = library_of(found).kernel(index, 1, Variant.WINOGRAD_2, bind(found.program, found.constants, "cpu"))
     assert isinstance(refused, Refused)
-    assert "does not run" in refused.reason
+    assert reason in refused.reason
 
 
 def test_channels_first_and_sixteen_bits_stay_as_they_are() -> None:
