@@ -54,6 +54,16 @@ def test_an_lstm_is_one_call_for_each_layer_and_direction(both: bool, deep: bool
     assert [node.kind for node in draft.prologue].count("mkldnn::_reorder_mkldnn_rnn_layer_weight") == layers * directions
 
 
+@pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0_reverse", "bias_ih_l0"])
+def test_weights_that_are_transposed_or_have_gaps_are_packed_as_they_are_read(name: str) -> None:
+    """As they are where they come from a framework that holds them the other way round."""
+    model = nn.LSTM(8, 16, bidirectional=True)
+    held = torch.randn(8 if "ih" in name else 16, 64).t() if name.startswith("weight") else torch.randn(64, 2)[:, 1]
+    setattr(model, name, nn.Parameter(held))
+    assert not getattr(model, name).is_contiguous()
+    check(model, (torch.randn(5, 3, 8),))
+
+
 @pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
 @pytest.mark.parametrize(("deep", "biases", "first"), list(itertools.product((False, True), repeat=3)))
 def test_two_directions_of_the_others_are_two_calls_for_each_layer(kind: Any, deep: bool, biases: bool, first: bool) -> None:

@@ -239,6 +239,23 @@ def test_a_residual_that_is_late_is_added_on_its_own():
     assert binary[0] is draft.nodes[-1]
 
 
+@pytest.mark.parametrize("apart", ["a column", "one number for all"])
+def test_a_bias_whose_numbers_are_apart_in_memory_is_copied(apart):
+    """oneDNN is told where it begins, and reads what lies behind that."""
+
+    def bias(count):
+        return nn.Parameter(torch.randn(count, 2)[:, 1] if apart == "a column" else torch.randn(1).expand(count))
+
+    cases = [
+        (nn.Conv2d(3, 20, 3), torch.randn(1, 3, 8, 8), pack_cpu_convolutions),
+        (nn.Linear(512, 512), torch.randn(8, 512), pack_cpu_linears),
+    ]
+    for layer, x, rewrite in cases:
+        layer.bias = bias(len(layer.bias))
+        draft = check(Apply(lambda m, x: m.layer(x), layer=layer), (x,), rewrite, expected=1, tolerance=1e-4)
+        assert draft.prologue[-1].target == "aten::clone.default"
+
+
 def test_convolutions_that_cannot_be_packed_stay():
     double = Apply(lambda m, x: m.conv(x), conv=nn.Conv2d(3, 4, 3)).double()
     check(double, (torch.randn(1, 3, 8, 8).double(),), pack_cpu_convolutions, expected=0)

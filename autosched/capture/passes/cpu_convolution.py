@@ -10,7 +10,7 @@ import torch
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.activations import NONE, Activation, read_activation
 from autosched.capture.passes.convolution import Convolution, read_convolution
-from autosched.capture.passes.onednn import adds_to_one_pixel, packable_dtypes
+from autosched.capture.passes.onednn import adds_to_one_pixel, as_dense, packable_dtypes
 from autosched.capture.passes.timing import earliest_finish, finish_of
 from autosched.capture.passes.views import depends_on_strides, loosen_views
 from autosched.core.program import Ref
@@ -135,7 +135,7 @@ def _packed(draft: Draft, node: Node, convolution: Convolution, plan: _Plan) -> 
     shape = list(draft.specs[convolution.source].shape)
     reorder = (Ref(convolution.weight), padding, stride, dilation, convolution.groups, shape)
     draft.prologue.append(Node(mkldnn._reorder_convolution_weight.default, reorder, {}, (weight,), f"{node.name}_packed", node.source))
-    bias = Ref(convolution.bias) if convolution.bias is not None else None
+    bias = as_dense(draft, node, convolution.bias)
     geometry = (padding, stride, dilation, convolution.groups)
     activation = plan.activation
     outputs = plan.last.outputs

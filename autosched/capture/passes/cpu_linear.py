@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from autosched.capture.draft import Draft, Node
-from autosched.capture.passes.onednn import packable_dtypes
+from autosched.capture.passes.onednn import as_dense, packable_dtypes
 from autosched.core.program import Ref
 from autosched.core.row_products import LINEAR, matrix_of
 
@@ -68,7 +68,7 @@ def pack_cpu_linears(draft: Draft, *, rows: bool = True) -> int:
         if len(following) == 1 and node.outputs[0] not in outputs and following[0].kind == "aten::relu":
             last, name = following[0], "relu"
             gone.add(node)
-        bias = Ref(linear.bias) if linear.bias is not None else None
+        bias = as_dense(draft, node, linear.bias)
         args: tuple[object, ...] = (Ref(linear.source), Ref(weight), bias, name, [], "")
         replaced[last] = Node(torch.ops.mkldnn._linear_pointwise.default, args, {}, last.outputs, node.name, node.source)
     draft.nodes = [replaced.get(node, node) for node in draft.nodes if node not in gone]

@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from autosched.capture.draft import Draft, Node, is_dense
-from autosched.capture.passes.onednn import packable_dtypes
+from autosched.capture.passes.onednn import as_dense, packable_dtypes
 from autosched.core.graph import TensorSpec
 from autosched.core.program import Ref
 
@@ -169,7 +169,8 @@ class _Parts:
         draft, mkldnn, aten = self.draft, torch.ops.mkldnn, torch.ops.aten
         hidden = draft.specs[self.layer.states[0]].shape[2]
         both = (draft.fresh(), draft.fresh())
-        args = (Ref(weights[0]), Ref(weights[1]), hidden, backwards, self.layer.has_biases, False, list(shape))
+        plain = [as_dense(draft, self.node, weight) for weight in weights[:2]]
+        args = (*plain, hidden, backwards, self.layer.has_biases, False, list(shape))
         draft.prologue.append(self._node(mkldnn._reorder_mkldnn_rnn_layer_weight.default, args, both, "packed"))
         if self.layer.has_biases:
             return [*both, *weights[2:]]

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from autosched.capture.draft import Draft, Node, is_dense
+from autosched.core.program import Ref
+
 _ASKED = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}
 
 
@@ -19,6 +22,20 @@ def packable_dtypes() -> frozenset[str]:
     if not torch._C._has_mkldnn:
         return frozenset()
     return frozenset({"float32", *(dtype for dtype, question in _ASKED.items() if _answered_yes(question))})
+
+
+def as_dense(draft: Draft, node: Node, constant: int | None) -> Ref | None:
+    """``constant`` for an operator of oneDNN's that stands for ``node``; a copy that the prologue makes where it has gaps or is transposed.
+
+    Biases are handed over by their address alone, and so are the weights of recurrent layers: oneDNN would read what lies behind the first
+    number, or behind the end.
+    """
+    if constant is None or is_dense(draft.specs[constant]):
+        return None if constant is None else Ref(constant)
+    made = draft.fresh()
+    layout: dict[str, object] = {"memory_format": torch.contiguous_format}
+    draft.prologue.append(Node(torch.ops.aten.clone.default, (Ref(constant),), layout, (made,), f"{node.name}_dense", node.source))
+    return Ref(made)
 
 
 @lru_cache(maxsize=1)

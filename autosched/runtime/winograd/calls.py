@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from autosched.config import winograd_wanted
-from autosched.core.graph import Operator, OpGraph, TensorSpec
+from autosched.core.graph import Operator, OpGraph, TensorSpec, ValueRole
 from autosched.core.program import Argument, Call, Many, Ref
 
 _CONVOLUTION = "_convolution_pointwise"
@@ -108,7 +108,7 @@ def read_convolution(call: Call, graph: OpGraph) -> Convolution | None:
     if not (bias is None or isinstance(bias, Ref)) or not (residual is None or isinstance(residual, Ref)):
         return None
     other = None if residual is None else residual.value
-    made = other if call.outputs[0] < 0 else call.outputs[0]
+    made = _made(call, other)
     activation = given["activation"] or "none"
     if made is None or not (activation in ("none", "relu") or activation in _ACTIVATIONS):
         return None
@@ -117,6 +117,14 @@ def read_convolution(call: Call, graph: OpGraph) -> Convolution | None:
         _after(str(activation), made, given["scalars"], given["algorithm"]),
     )  # fmt: skip
     return found if _fits(found, graph) else None
+
+
+def _made(call: Call, residual: int | None) -> int | None:
+    """Where the result is; ``None`` where nobody reads it, or where what is written over the residual has a second name."""
+    in_place, named = call.target.partition(".")[0].endswith("_"), call.outputs[0] >= 0
+    if in_place:
+        return None if named else residual
+    return call.outputs[0] if named else None
 
 
 def _after(activation: str, made: int, scalars: Argument, algorithm: Argument) -> Call | None:
@@ -132,6 +140,8 @@ def _fits(convolution: Convolution, graph: OpGraph) -> bool:
     slots = (convolution.source, convolution.weight, convolution.made)
     if any(slot < 0 for slot in slots):
         return False
+    if graph.values[convolution.weight].role is not ValueRole.CONSTANT:
+        return False
     source, weight, made = (graph.values[slot].spec for slot in slots)
     if not _channels_last(source) or len(weight.shape) != 4 or not _worthwhile(weight, source):
         return False
@@ -140,7 +150,7 @@ def _fits(convolution: Convolution, graph: OpGraph) -> bool:
         return False
     if made.dtype != "float32" or made.strides != _dense(made.shape):
         return False
-    if convolution.bias is not None and graph.values[convolution.bias].spec.shape != weight.shape[:1]:
+    if convolution.bias is not None and not _one_behind_the_other(graph.values[convolution.bias].spec, weight.shape[0]):
         return False
     if convolution.residual is None:
         return True
@@ -148,6 +158,10 @@ def _fits(convolution: Convolution, graph: OpGraph) -> bool:
     # Where it is written over the source, a tile would read what another one has made.
     apart = convolution.made not in (convolution.source, convolution.weight, convolution.bias)
     return (residual.shape, residual.strides, residual.dtype) == (made.shape, made.strides, made.dtype) and apart
+
+
+def _one_behind_the_other(spec: TensorSpec, count: int) -> bool:
+    return spec.shape == (count,) and spec.strides == (1,)
 
 
 def _dense(shape: Sequence[int]) -> tuple[int, ...]:

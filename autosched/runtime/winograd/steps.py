@@ -4,7 +4,7 @@ activation after it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -66,13 +66,15 @@ def winograd_kernel(operator: Operator, bound: BoundProgram, width: int, variant
     return Refused(why) if why else made
 
 
-def without_replaced(bound: BoundProgram, transformed: Container[int]) -> Slots:
+def without_replaced(bound: BoundProgram, transformed: Collection[int]) -> Slots:
     """The constants of ``bound`` without the weights that nobody reads once ``transformed`` operators run by :func:`winograd_kernel`."""
     graph, constants = bound.program.graph, bound.constants.copy()
-    kernels = [bound.kernels[operator.index] for operator in graph.operators if operator.index in transformed]
-    found = [read_convolution(call, graph) for kernel in kernels for call in _calls(kernel) or ()]
+    calls = [call for index in sorted(transformed) for call in _calls(bound.kernels[index]) or ()]
+    found = {call: item for call in calls if (item := read_convolution(call, graph)) is not None}
     others = {value for operator in graph.operators if operator.index not in transformed for value in operator.reads}
-    for value in {item.weight for item in found if item is not None} - others - set(graph.outputs):
+    # Beside a convolution, an operator may have calls that read what that one has weights from.
+    others |= {value for call in calls if call not in found for value in call.reads()}
+    for value in {item.weight for item in found.values()} - others - set(graph.outputs):
         constants[value] = None
     return constants
 
@@ -101,15 +103,19 @@ def _calls(kernel: Kernel) -> tuple[Call, ...] | None:
 def _transform(convolution: Convolution, bound: BoundProgram, outputs: int, library: Library, weights: Weights) -> str:
     """Have its weights in ``weights``; or why they cannot be had."""
     known = convolution.weight, outputs
-    if known not in weights:
-        packed = bound.constants[convolution.weight]
-        if not isinstance(packed, torch.Tensor):
-            return "its weights are computed at each call"
+    if known in weights:
+        return ""
+    packed: torch.Tensor = bound.constants[convolution.weight]
+    expected = bound.program.graph.values[convolution.weight].spec.shape
+    try:
         plain = packed if packed.layout is torch.strided else packed.to_dense()
-        expected = bound.program.graph.values[convolution.weight].spec.shape
         if plain.dtype != torch.float32 or tuple(plain.shape) != expected:
             return f"its weights are {plain.dtype}{tuple(plain.shape)}; expected torch.float32{expected}"
         weights[known] = one_copy(transformed(plain, outputs, library.lanes), ())
+    except Exception as error:
+        # They take several times the memory of what is packed.
+        let_through(error)
+        return f"its weights cannot be transformed: {first_line(error)}"
     return ""
 
 
@@ -156,9 +162,8 @@ def _difference(operator: Operator, bound: BoundProgram, made: Kernel) -> str:
     """Run an operator both ways on made-up inputs: what is wrong with the new way, empty if nothing."""
     graph, constants = bound.program.graph, bound.constants
     touched = [value for value in (*operator.reads, *operator.mutates) if constants[value] is None]
-    given = {value: example_of(graph.values[value].spec, bound.device, place) for place, value in enumerate(touched)}
 
-    def outputs(kernel: Kernel) -> list[torch.Tensor]:
+    def outputs(kernel: Kernel, given: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
         slots: list[Any] = constants.copy()
         for value, tensor in given.items():
             slots[value] = tensor.clone() if value in operator.mutates else tensor
@@ -166,8 +171,9 @@ def _difference(operator: Operator, bound: BoundProgram, made: Kernel) -> str:
         return [slots[value] for value in (*operator.writes, *operator.mutates)]
 
     try:
+        given = {value: example_of(graph.values[value].spec, bound.device, place) for place, value in enumerate(touched)}
         with torch.inference_mode():
-            wanted, got = outputs(bound.kernels[operator.index]), outputs(made)
+            wanted, got = outputs(bound.kernels[operator.index], given), outputs(made, given)
     except Exception as error:
         let_through(error)
         return f"Winograd's algorithm does not run: {first_line(error)}"
