@@ -123,7 +123,11 @@ def compiler() -> list[str]:
 def _run(command: Sequence[str], deadline: float) -> str:
     """Why a command did not do what it should; empty if it did."""
     # A session of its own: the compiler is more than one process, and all of them end together.
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as process:
+    try:
+        begun = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    except OSError as error:
+        return f"{command[0]} cannot be run: {error.strerror or error}"
+    with begun as process:
         try:
             said, _ = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:

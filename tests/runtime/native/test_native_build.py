@@ -93,6 +93,13 @@ def test_a_failing_compiler_is_a_reason_and_is_not_asked_twice(fresh: Path, monk
     assert engine_here() is Engine.PYTHON
 
 
+def test_a_compiler_that_is_no_program_is_a_reason(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _compiler(fresh, "", monkeypatch)
+    named = compiler.compiler()[0]
+    Path(named).write_text("neither a program nor a script")
+    assert f"{named} cannot be run: Exec format error" in build_native()
+
+
 def test_a_compiler_that_writes_nothing_is_a_reason(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = _compiler(fresh, "echo garbage", monkeypatch)
     assert "wrote nothing" in build_native()
