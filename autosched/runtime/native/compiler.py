@@ -60,14 +60,9 @@ class Recipe:
     def find(self) -> Path | None:
         """The library, if it was built before and nobody else can have written it."""
         folder = native_dir()
-        try:
-            if not private_folder(folder):
-                return None
-            for path in sorted(folder.glob(f"{self.name}-{self.key}-*.so")):
-                if re.fullmatch(NATIVE_LIBRARY, path.name) and private_file(path) and path.stem.endswith(_digest(path.read_bytes())):
-                    return path
-        except OSError:
-            pass
+        with contextlib.suppress(OSError):
+            if private_folder(folder):
+                return next(filter(_sound, sorted(folder.glob(f"{self.name}-{self.key}-*.so"))), None)
         return None
 
     def make(self, limit_s: float) -> Path | str:
@@ -145,6 +140,13 @@ def _run(command: Sequence[str], deadline: float) -> str:
 def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def _sound(path: Path) -> bool:
+    """Whether a library is what was written, by somebody who may."""
+    with contextlib.suppress(OSError):
+        return bool(re.fullmatch(NATIVE_LIBRARY, path.name)) and private_file(path) and path.stem.endswith(_digest(path.read_bytes()))
+    return False
 
 
 def _digest(content: bytes) -> str:

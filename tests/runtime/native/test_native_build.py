@@ -76,6 +76,16 @@ def test_what_is_damaged_or_others_may_write_is_not_loaded(fresh: Path, monkeypa
     assert "others may write" in build_native()
 
 
+def test_what_cannot_be_read_does_not_hide_what_can(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _compiler(fresh, "echo built > $out", monkeypatch)
+    build_native()
+    (made,) = native_dir().glob("*.so")
+    # A folder cannot be read whoever asks.
+    (native_dir() / f"lanes-{native_build.lanes_recipe().key}-{'0' * 16}.so").mkdir(mode=0o700)
+    monkeypatch.setattr(compiler, "private_file", lambda path: True)
+    assert native_build.lanes_recipe().find() == made
+
+
 def test_what_is_not_found_again_is_a_reason(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The measuring process looks for it, too, and would have none."""
     _compiler(fresh, "echo built > $out", monkeypatch)
