@@ -269,6 +269,14 @@ def compile_operator(
     return calls[0] if len(calls) == 1 and not scratch else in_turn(calls, scratch)
 
 
+def joined(steps: Sequence[Kernel], operator: Operator) -> Kernel:
+    """One callable of the steps that make up ``operator``, which keeps what others read and nothing else."""
+    if len(steps) == 1:
+        return steps[0]
+    kept = set(operator.writes)
+    return in_turn(steps, tuple(value for call in operator.calls for value in call.outputs if value >= 0 and value not in kept))
+
+
 def in_turn(steps: Sequence[Kernel], scratch: tuple[int, ...]) -> Kernel:
     """One callable of several, which empties the ``scratch`` slots at its end."""
 

@@ -35,7 +35,7 @@ from autosched.runtime.inductor.instructions import region_instructions
 from autosched.runtime.inductor.settings import settings_digest
 from autosched.runtime.inductor.source import Unrecognised
 from autosched.runtime.instructions import carrying
-from autosched.runtime.kernels import BoundProgram, in_turn
+from autosched.runtime.kernels import BoundProgram, joined
 from autosched.runtime.plan import Plan
 from autosched.runtime.regions.compile import Code, Entry, aligned, compile_piece, load_source, missing_compiler
 from autosched.runtime.regions.pieces import (
@@ -273,7 +273,7 @@ class RegionLibrary:
             if isinstance(code, Refused):
                 return code
             steps.append(_on_cpu(code, piece, operator.name) if self._device.type == "cpu" else _caller(aligned(code.entry), piece))
-        return _joined(steps, operator)
+        return joined(steps, operator)
 
     def _by_winograd(self, index: int, width: int, variant: int, bound: BoundProgram | None) -> Kernel | Refused:
         if bound is None or self._device.type != "cpu":
@@ -299,7 +299,7 @@ class RegionLibrary:
     def _calls(self, operator: Operator) -> Kernel:
         if self._program.lowering in WHOLE:
             return self._bound[operator.index]
-        return _joined([compile_call(call, self._device) for call in operator.calls], operator)
+        return joined([compile_call(call, self._device) for call in operator.calls], operator)
 
     def _in_cudnn(self, index: int) -> Kernel | Refused:
         operator, graph = self._program.graph.operators[index], self._program.graph
@@ -312,7 +312,7 @@ class RegionLibrary:
             self._tried[digest] = cudnn_fused.difference(operator, graph, self._device)
         if why := self._tried[digest]:
             return Refused(why)
-        return _joined(cudnn_fused.fused_steps(operator, graph, self._device), operator)
+        return joined(cudnn_fused.fused_steps(operator, graph, self._device), operator)
 
     def _code(self, piece: Piece, digest: str, width: int, variant: Variant) -> Code | Refused:
         key = self._key(digest, width, variant)
@@ -392,10 +392,3 @@ def _on_cpu(code: Code, piece: Piece, name: str) -> Kernel:
     except Unrecognised as error:
         _log.debug("%s needs the interpreter: %s", name, error)
         return kernel
-
-
-def _joined(steps: list[Kernel], operator: Operator) -> Kernel:
-    if len(steps) == 1:
-        return steps[0]
-    kept = set(operator.writes)
-    return in_turn(steps, tuple(value for call in operator.calls for value in call.outputs if value >= 0 and value not in kept))

@@ -251,8 +251,6 @@ extern "C" {
 
 __attribute__((visibility("default"))) int64_t autosched_winograd_lanes() { return kLanes; }
 
-__attribute__((visibility("default"))) int64_t autosched_winograd_numbers() { return sizeof(Geometry) / sizeof(int64_t); }
-
 __attribute__((visibility("default"))) void autosched_winograd(
     const float* picture, float* made, const float* weights, const int64_t* geometry) {
   convolve(picture, made, nullptr, nullptr, weights, geometry);

@@ -14,10 +14,10 @@ from autosched.core.graph import Operator, OpGraph
 from autosched.core.program import Call
 from autosched.core.variants import Variant
 from autosched.runtime.calls import Kernel, Slots, compile_call
-from autosched.runtime.examples import example_of
+from autosched.runtime.examples import example_of, same_strides
 from autosched.runtime.inductor.common import Refused, first_line
 from autosched.runtime.instructions import Allocate, CallOperator, Expect, Instruction, Release, RunKernel, carrying, instructions_of
-from autosched.runtime.kernels import BoundProgram, in_turn
+from autosched.runtime.kernels import BoundProgram, joined
 from autosched.runtime.numerics import compare
 from autosched.runtime.one_copy import one_copy
 from autosched.runtime.winograd.calls import Convolution, read_convolution
@@ -61,7 +61,7 @@ def winograd_kernel(operator: Operator, bound: BoundProgram, width: int, variant
         steps.append(_step(item, graph, library, (weights[item.weight, outputs], geometry(item, graph, width, outputs))))
         if item.after is not None:
             steps.append(compile_call(item.after, bound.device))
-    made = _joined(steps, operator)
+    made = joined(steps, operator)
     why = _difference(operator, bound, made)
     return Refused(why) if why else made
 
@@ -144,18 +144,10 @@ def _step(convolution: Convolution, graph: OpGraph, library: Library, fixed: tup
 
 def _look(check: Expect, tensor: torch.Tensor) -> None:
     """As the instruction does."""
-    strides = zip(tensor.shape, tensor.stride(), check.stride, strict=False)
     same = tuple(tensor.shape) == check.size and tensor.dtype == torch.float32
-    if not same or any(here != wanted and size > 1 for size, here, wanted in strides):
+    if not same or not same_strides(tensor, check.stride):
         found = f"{tensor.dtype}{tuple(tensor.shape)} with strides {tensor.stride()}"
         raise RuntimeError(f"value {check.slot} is {found}; expected {check.size} with {check.stride}")
-
-
-def _joined(steps: list[Kernel], operator: Operator) -> Kernel:
-    if len(steps) == 1:
-        return steps[0]
-    inner = {value for call in operator.calls for value in call.outputs if value >= 0} - set(operator.writes)
-    return in_turn(steps, tuple(sorted(inner)))
 
 
 def _difference(operator: Operator, bound: BoundProgram, made: Kernel) -> str:
