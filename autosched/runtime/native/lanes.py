@@ -180,6 +180,7 @@ class NativePlan:
     def _run(self, inputs: Sequence[torch.Tensor], times: torch.Tensor | None, pool: LanePool) -> list[torch.Tensor]:
         # Whoever wants times wants those of the team.
         who = Walkers.TEAM if times is not None else self._lateness.walkers()
+        begin_ns = time.perf_counter_ns()
         if self._of_team is not None and who is Walkers.TEAM:
             try:
                 outputs = self._of_team.run(inputs, times, pool)
@@ -190,11 +191,10 @@ class NativePlan:
                     # A second run would change once more what the first has changed.
                     raise
             else:
-                self._lateness.came(late=self._of_team.late)
+                self._lateness.came(time.perf_counter_ns() - begin_ns, late=self._of_team.late)
                 return outputs
         if self._of_team is None:
             return self._without_team(inputs, times, pool)
-        begin_ns = time.perf_counter_ns()
         outputs = self._of_caller.run(inputs, times, pool) if who is Walkers.ALONE else self._without_team(inputs, times, pool)
         self._lateness.took(who, time.perf_counter_ns() - begin_ns)
         return outputs
