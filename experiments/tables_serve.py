@@ -87,7 +87,11 @@ def _engine(walk: dict[str, Any]) -> str:
 
 
 _LANES = ("python, one lane", "python, wide", "python, lanes", "native, one lane", "native, wide", "native, lanes", "native, one team")
-_CONDITIONS = {"after_a_pause": "one call after 20 ms of idling", "beside_a_process": "while another process computes on one core"}
+_CONDITIONS = {
+    "after_a_pause": "one call after 20 ms of idling",
+    "beside_a_process": "while another process computes on one core",
+    "beside_bursts": "while it does so for 3 of every 100 ms",
+}
 
 
 def lanes_table(folder: Path) -> str:

@@ -42,6 +42,16 @@ BASE = "python, one lane"
 NATIVE_BASE = "native, one lane"
 PAUSE_S = 0.02
 _BLOCK_US = 20_000.0
+# What another process does meanwhile.
+_ALWAYS = "while True: pass"
+_IN_BURSTS = """
+import time
+while True:
+    begin = time.perf_counter()
+    while time.perf_counter() < begin + 0.003:
+        pass
+    time.sleep(0.097)
+"""
 _SOLO_RUNS = 15
 
 
@@ -129,7 +139,9 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         "bitwise": same,
         "rows": {contestant: _row(found[contestant], values, times[BASE]) for contestant, values in times.items()},
         "after_a_pause": _native_only(found, inputs, rounds, calls=dict.fromkeys(found, 1), pause_s=PAUSE_S),
-        "beside_a_process": _beside_a_process(found, inputs, rounds, calls),
+        "beside_bursts": _beside_a_process(found, inputs, rounds, calls, _IN_BURSTS),
+        # Last: a team that was always late is left alone for a while.
+        "beside_a_process": _beside_a_process(found, inputs, rounds, calls, _ALWAYS),
     }
 
 
@@ -146,9 +158,11 @@ def _native_only(
     return {name: _row(found[name], values, times[NATIVE_BASE]) for name, values in times.items()}
 
 
-def _beside_a_process(found: dict[str, LaneExecutor], inputs: list[torch.Tensor], rounds: int, calls: dict[str, int]) -> dict[str, Any]:
+def _beside_a_process(
+    found: dict[str, LaneExecutor], inputs: list[torch.Tensor], rounds: int, calls: dict[str, int], code: str
+) -> dict[str, Any]:
     """As a server on a machine that is not its own."""
-    with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as process:
+    with subprocess.Popen([sys.executable, "-S", "-c", code]) as process:
         try:
             return _native_only(found, inputs, rounds, calls, 0.0)
         finally:
@@ -181,7 +195,7 @@ def main() -> None:
         for name, row in case["rows"].items():
             low, high = row["speedup_ci"]
             print(f"{case['model']}: {name} ({row['engine']}) {row['median_us']:,.0f} us, {row['speedup']:.3f}x ({low:.3f} to {high:.3f})")
-        for condition in ("after_a_pause", "beside_a_process"):
+        for condition in ("after_a_pause", "beside_a_process", "beside_bursts"):
             for name, row in case[condition].items():
                 print(f"{case['model']}: {name}, {condition.replace('_', ' ')}, {row['median_us']:,.0f} us, {row['speedup']:.3f}x")
     keep(arguments, "lanes.json", {"cases": cases})
