@@ -74,15 +74,15 @@ def test_the_engines_of_lanes_are_recorded_and_equal(tmp_path: Path) -> None:
     assert {row["engine"] for name, row in case["rows"].items() if name.startswith("native")} == {"native"}
     assert {row["engine"] for name, row in case["rows"].items() if name.startswith("python")} == {"python"}
     native = {name for name in case["rows"] if name.startswith("native")}
-    assert set(case["after_a_pause"]) == set(case["beside_a_process"]) == native
+    assert set(case["after_a_pause"]) == set(case["beside_a_process"]) == set(case["beside_bursts"]) == native
     assert case["one_team"] is (usable_cores() > 1)
     text = lanes_table(tmp_path)
-    assert text.count("`tower:30`") == 3
+    assert text.count("`tower:30`") == 4
     assert "All outputs of both engines are bitwise equal" in text
     recorded = json.loads((tmp_path / "lanes.json").read_text())
     del recorded["cases"][0]["after_a_pause"]  # as recorded earlier
     (tmp_path / "lanes.json").write_text(json.dumps(recorded))
-    assert lanes_table(tmp_path).count("`tower:30`") == 2
+    assert lanes_table(tmp_path).count("`tower:30`") == 3
 
 
 @pytest.mark.slow
