@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from autosched.core.records import Contamination
 
@@ -27,6 +28,12 @@ def mark_load() -> LoadMark:
     own = os.times()
     busy_s, cores = _busy_seconds()
     return LoadMark(time.monotonic(), busy_s, own.user + own.system + own.children_user + own.children_system, cores)
+
+
+def mark_job() -> LoadMark:
+    """As :func:`mark_load`; what the processes that this one has started take is its own, too."""
+    mark = mark_load()
+    return replace(mark, own_s=mark.own_s + _descendants_seconds())
 
 
 def foreign_load(before: LoadMark, after: LoadMark) -> float:
@@ -91,3 +98,25 @@ def _busy_seconds() -> tuple[float, int]:
     except (OSError, ValueError, AttributeError):
         return -1.0, 0
     return (sum(busy) / ticks_per_s, len(busy)) if busy else (-1.0, 0)
+
+
+def _descendants_seconds() -> float:
+    """Processor time of all living descendants of this process, and of theirs that have ended; 0 where nobody tells."""
+    ticks: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # After the name, which is in parentheses and may hold anything: the state, the parent, and as the twelfth to the fifteenth the
+            # times of user and system, then the same of children that have ended.
+            fields = path.read_bytes().rpartition(b")")[2].split()
+            process, parent, taken = int(path.parent.name), int(fields[1]), sum(map(int, fields[11:15]))
+        except (OSError, ValueError, IndexError):
+            continue  # it has just ended
+        ticks[process] = taken
+        children.setdefault(parent, []).append(process)
+    total, left = 0, list(children.get(os.getpid(), ()))
+    while left:
+        process = left.pop()
+        total += ticks[process]
+        left += children.get(process, ())
+    return total / os.sysconf("SC_CLK_TCK") if total else 0.0

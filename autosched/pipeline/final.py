@@ -14,7 +14,8 @@ from autosched.core.progress import OUTSIDE
 from autosched.core.records import Failure, Paging, ScheduleRecord, Source
 from autosched.core.report import StrategyRow, TuneReport
 from autosched.core.schedule import Schedule
-from autosched.datasets.facts import DISTURBED, DeviceFacts, device_facts, stolen_share
+from autosched.datasets.facts import DISTURBED
+from autosched.device.contamination import foreign_load, mark_job
 from autosched.pipeline.baselines import Rivals
 from autosched.pipeline.candidates import Candidate
 from autosched.pipeline.graph_proofs import stress_capture
@@ -88,13 +89,16 @@ def decide(
     run.timetable.outside = len(externals)
     field = Field(_admitted(run, proved, ranking), failures, tuple(externals))
     run.progress.stage("final comparison", run.timetable.left_s())
+    load = mark_job()
     times = _compared(run, field)
     if not any(times.columns.get(name) for name in field.static):
         raise NoFeasibleCandidate(f"no sequential schedule can be timed: {listed({**failures, **times.failures})}")
     run.progress.stage("duel of the two best", run.timetable.left_s())
     judgement = _judged(run, field, times)
+    here = run.recording is None and run.device.key.kind == "cpu"
+    cores = disturbance_note(foreign_load(load, mark_job())) if here else ""
     run.progress.stage("trace and memory", run.timetable.left_s())
-    return _outcome(run, costs, field, times, judgement)
+    return _outcome(run, costs, field, times, judgement, cores)
 
 
 def _admitted(run: Run, proved: Sequence[Entry], ranking: Sequence[str]) -> tuple[Entry, ...]:
@@ -169,11 +173,12 @@ def _duel(run: Run, field: Field, candidate: str, base: str) -> Duel | Failure:
     return fought
 
 
-def _outcome(run: Run, costs: Costs, field: Field, times: Times, judgement: Judgement) -> Outcome:
+def _outcome(run: Run, costs: Costs, field: Field, times: Times, judgement: Judgement, cores: str) -> Outcome:
+    """The report of it all; ``cores`` says who else had them, if anybody."""
     kept = field.entry(judgement.chosen).schedule
     traced = run.session.schedules([kept], rounds=_TRACE_ROUNDS, trace=True, min_block_us=_TRACE_BLOCK_US)[0]
     peaks = run.session.schedules([entry.schedule for entry in field.entries], rounds=1)
-    cores, device = disturbance_note([traced, *peaks], device_facts(run.device.key)), other_work_note(run.device, "at the end of this job")
+    device = other_work_note(run.device, "at the end of this job")
     run.ledger.notes += [note for note in (cores, device, paging_note(traced)) if note]
     bytes_of = [None if isinstance(peak, Failure) else peak.peak_memory_bytes for peak in peaks]
     rows = strategy_rows(field.entries, bytes_of, field.externals, field.failures, times)
@@ -229,15 +234,13 @@ def _simulated(report: TuneReport) -> TuneReport:
     )
 
 
-def disturbance_note(answers: Sequence[ScheduleRecord | Failure], device: DeviceFacts) -> str:
-    """What to say if other processes had the cores each time that ``answers`` were taken; empty if they had not, or nobody knows."""
-    records = [item for item in answers if isinstance(item, ScheduleRecord)]
-    taken = min((stolen_share(item.contamination, device, device.units) for item in records), default=0.0)
+def disturbance_note(taken: float) -> str:
+    """What to say if other processes had ``taken`` of the cores, a share, while the schedules were compared; empty where that is little."""
     if taken <= DISTURBED:
         return ""
     return (
-        f"other processes had {taken:.0%} of the cores at the end of this job: what is fastest beside them need not be fastest alone; "
-        "stop other work and tune again"
+        f"other processes had {taken:.0%} of the cores while the schedules were compared: what is fastest beside them need not be "
+        "fastest alone; stop other work and tune again"
     )
 
 

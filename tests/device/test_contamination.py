@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 
 from autosched.device import contamination
-from autosched.device.contamination import LoadMark, LoadMeter, foreign_load, mark_load
+from autosched.device.contamination import LoadMark, LoadMeter, foreign_load, mark_job, mark_load
 
 
 def test_share_of_what_is_not_ours() -> None:
@@ -54,3 +56,20 @@ def test_where_nothing_can_be_read_nothing_is_claimed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(contamination, "_busy_seconds", lambda: (-1.0, 0))
     meter = LoadMeter()
     assert meter.read(meter.start()).foreign_load == -1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells")
+def test_what_a_job_has_started_is_its_own_while_it_runs_and_afterwards() -> None:
+    working = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\ninput()"
+    # The shell's child is the job's grandchild.
+    command = ["/bin/sh", "-c", f'{sys.executable} -S -c "$0"; true', working]
+    start = mark_job()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "done\n"
+        alive = mark_job()
+        process.communicate("\n")
+    ended = mark_job()
+    assert alive.own_s - start.own_s >= 0.28  # ticks of 10 ms
+    assert ended.own_s - start.own_s >= 0.28
+    assert mark_load().own_s == pytest.approx(ended.own_s, abs=0.1)

@@ -10,10 +10,10 @@ import pytest
 
 from autosched.core.errors import NoFeasibleCandidate
 from autosched.core.progress import Silent
-from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, Paging, Samples, ScheduleRecord
+from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, Paging, ScheduleRecord
 from autosched.core.schedule import Schedule, make_schedule, sequential
-from autosched.datasets.facts import device_facts
 from autosched.device.base import Comparison
+from autosched.device.contamination import LoadMark
 from autosched.device.timing import summarize
 from autosched.pipeline import final
 from autosched.pipeline.candidates import Candidate
@@ -25,22 +25,12 @@ from autosched.pipeline.timetable import Timetable
 from tests.conformance.graphs import TwoBranches, two_branches_program
 from tests.conformance.session_double import SessionDouble
 
-CPU = device_facts(DeviceKey("cpu", "double", (("cores", "2"),)))
-GPU = device_facts(DeviceKey("cuda", "double", (("sm_count", "132"),)))
 
-
-def taken_beside(load: float) -> ScheduleRecord:
-    return ScheduleRecord("key", Samples(1.0, 1.0, 1.0, 1.0, 1.0, 5), 0, Contamination(load))
-
-
-@pytest.mark.parametrize(("loads", "share"), [((0.9, 0.85), "85%"), ((0.5, 0.2), "20%"), ((0.9, 0.02), ""), ((-1.0,), ""), ((), "")])
-def test_a_machine_that_others_had_is_named_and_a_moment_of_it_is_not(loads: tuple[float, ...], share: str) -> None:
-    answers = [*map(taken_beside, loads), Failure(FailureKind.CRASH, "boom")]
-    note = disturbance_note(answers, CPU)
+@pytest.mark.parametrize(("taken", "share"), [(0.85, "85%"), (0.11, "11%"), (0.1, ""), (0.0, ""), (-1.0, "")])
+def test_a_machine_that_others_had_is_named_and_one_that_is_not_known_is_not(taken: float, share: str) -> None:
+    note = disturbance_note(taken)
     assert bool(note) == bool(share)
     assert share in note
-    # A GPU does not wait for the cores.
-    assert disturbance_note(answers, GPU) == ""
 
 
 GRAPH = two_branches_program(TwoBranches())[0].graph
@@ -122,8 +112,17 @@ def test_without_any_that_runs_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
         compared(tuple(STATIC), monkeypatch)
 
 
-def compared(dead: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The choice and the failures of a final comparison in which the ``dead`` fail."""
+@pytest.mark.parametrize(("kind", "recording", "said"), [("cpu", None, True), ("cpu", object(), False), ("cuda", None, False)])
+def test_whoever_else_had_the_cores_is_named_where_they_are_what_is_measured(
+    kind: str, recording: object, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = iter([LoadMark(0.0, 10.0, 1.0, 2), LoadMark(10.0, 25.0, 12.0, 2)])
+    monkeypatch.setattr(final, "mark_job", lambda: next(marks))
+    assert compared((), monkeypatch, kind, recording).cores == (disturbance_note(0.2) if said else "")
+
+
+def compared(dead: Sequence[str], monkeypatch: pytest.MonkeyPatch, kind: str = "cpu", recording: object = None) -> Any:
+    """The choice, the failures and the note on cores of a final comparison in which the ``dead`` fail."""
     times_us = {STATIC["sequential"]: 1000.0, STATIC["sequential_wide"]: 900.0}
     broken = [STATIC[name] for name in dead]
     session = SessionDouble(lambda item: Failure(FailureKind.CRASH, "boom") if item in broken else times_us[item], noise=0.001)
@@ -132,8 +131,11 @@ def compared(dead: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     references = SimpleNamespace(answer=None, outputs=((),))
     run: Any = SimpleNamespace(session=session, graph=GRAPH, options=options, progress=Silent(), captured=None, references=references)
     run.timetable, run.ledger = Timetable.starting(60.0), Ledger()
+    run.device, run.recording = SimpleNamespace(key=DeviceKey(kind, "double", ())), recording
     monkeypatch.setattr(
-        final, "_outcome", lambda _run, _costs, _field, times, judgement: SimpleNamespace(chosen=judgement.chosen, failures=times.failures)
+        final,
+        "_outcome",
+        lambda _run, _costs, _field, times, judged, cores: SimpleNamespace(chosen=judged.chosen, failures=times.failures, cores=cores),
     )
     rivals: Any = SimpleNamespace(ready=lambda captured, answer: [])
     costs: Any = None
