@@ -3,8 +3,9 @@
     python experiments/suite.py --device cpu torchvision:googlenet autosched:randwire
 
 writes ``experiments/results/<device>/<model>.json``: the report of ``autosched compare --json`` beside the machine, the versions
-and the commit. The lowering is the job's choice, and the report says what it tried. ``experiments/tables.py`` makes the tables of the
-README from these files. ``--smoke`` runs one tiny model.
+and the commit. The lowering is the job's choice, and the report says what it tried. ``--more`` runs other models, batches and dtypes with
+little effort, into the folder ``more``. ``experiments/tables.py`` makes the tables of the README from these files. ``--smoke`` runs one
+tiny model.
 """
 
 from __future__ import annotations
@@ -47,6 +48,17 @@ CPU_SUITE = (
     "torchvision:squeezenet1_1",
     "torchvision:resnet50",
     "torchvision:mobilenet_v2",
+)
+# With their batch and dtype.
+CPU_MORE = (
+    ("timm:convnext_tiny", 1, "float32"),
+    ("timm:efficientnet_b0", 1, "float32"),
+    ("timm:mobilenetv3_large_100", 1, "float32"),
+    ("timm:resnet18", 8, "float32"),
+    ("timm:swin_tiny_patch4_window7_224", 1, "float32"),
+    ("timm:vit_small_patch16_224", 1, "float32"),
+    ("torchvision:resnet50", 1, "bfloat16"),
+    ("transformers:bert", 1, "bfloat16"),
 )
 # Characters of what a failed run said that are kept: tracebacks of compilers are long.
 _LAST_WORDS = 10_000
@@ -193,12 +205,20 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=900.0)
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--save-problems", type=Path, default=None, help="also write each graph with its recorded costs into this folder")
+    parser.add_argument("--more", action="store_true", help="the other models, batches and dtypes, with --effort quick")
     parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args()
+    out: Path = arguments.out or results_of(arguments.device)
+    if arguments.more:
+        for model, batch, dtype in CPU_MORE:
+            if not arguments.models or model in arguments.models:
+                run = Run(model, arguments.device, "quick", compiled=arguments.compiled, batch=batch, dtype=dtype)
+                document = record(run, out / "more" / f"{stem_of(model)}_b{batch}_{dtype}.json", arguments.timeout)
+                print(f"{model}, batch {batch}, {dtype}: {outcome(document['report'])}", flush=True)
+        return
     models = arguments.models or list(CPU_SUITE)
     if arguments.smoke:
         models, arguments.effort, arguments.budget, arguments.compiled = ["autosched:toy"], "quick", "6s", False
-    out: Path = arguments.out or results_of(arguments.device)
     for model in models:
         run = Run(model, arguments.device, arguments.effort, arguments.budget, arguments.strategies, arguments.compiled)
         document = record(run, out / f"{stem_of(model)}.json", arguments.timeout)

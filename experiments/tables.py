@@ -65,6 +65,7 @@ def included(path: Path) -> str:
 TABLES = {
     "cpu-short": lambda: of_cpu(tables_suite.short_table),
     "cpu-suite": lambda: of_cpus(tables_suite.suite_table),
+    "cpu-more": lambda: of_cpus(lambda folder: tables_suite.more_table(folder / "more")),
     "processes-cpu": lambda: of_cpus(lambda folder: tables_suite.processes_table(folder / "processes.json")),
     "tune-googlenet": lambda: of_cpu(lambda folder: pasted(folder / "tune_googlenet.txt")),
     "bench-googlenet": lambda: of_cpu(lambda folder: pasted(folder / "bench_googlenet.txt")),

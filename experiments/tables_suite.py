@@ -38,15 +38,33 @@ def short_table(folder: Path) -> str:
         "| model | eager | torch.compile | autosched | schedule kept | vs eager | vs torch.compile | noise |",
         "|---|---:|---:|---:|---|---:|---:|---:|",
     ]
-    for item in found:
-        eager, compiled_us = _fastest(_eager(item)), item.time_us(*_COMPILED)
-        eager_us = eager["measured_us"] if eager is not None else None
-        kept = "sequential" if item.report["chosen"].startswith("sequential") else f"lanes ({item.report['chosen']})"
-        times = " | ".join(_milliseconds(time_us) for time_us in (eager_us, compiled_us, item.kept_us))
-        gains = f"{ratio(eager_us, item.kept_us)} | {ratio(compiled_us, item.kept_us)} | {item.report['noise_floor_pct']:.1f} %"
-        lines.append(f"| `{item.model}` | {times} | {kept} | {gains} |")
+    lines += [f"| `{item.model}` | {_short_cells(item)} |" for item in found]
     footer = "Measured median milliseconds, batch 1, float32. Eager and torch.compile: the fastest configuration measured. "
     return "\n".join([*lines, "", footer + "; ".join(sorted({_where(item, commit=False) for item in found})) + "."])
+
+
+def more_table(folder: Path) -> str:
+    """The same of other models, batches and dtypes."""
+    found, failed = recorded(folder)
+    if not found and not failed:
+        return NOT_YET
+    lines = [
+        "| model | batch | dtype | eager | torch.compile | autosched | schedule kept | vs eager | vs torch.compile | noise |",
+        "|---|---:|---|---:|---:|---:|---|---:|---:|---:|",
+    ]
+    lines += [f"| `{item.model}` | {item.batch} | {item.dtype} | {_short_cells(item)} |" for item in found]
+    lines += [f"| {path.stem} | | | | | | failed: {why[:80]} | | | |" for path, why in failed]
+    footer = "Measured median milliseconds, `--effort quick`. Eager and torch.compile: the fastest configuration measured. "
+    return "\n".join([*lines, "", footer + "; ".join(sorted({_where(item, commit=True) for item in found})) + "."])
+
+
+def _short_cells(item: Recorded) -> str:
+    eager, compiled_us = _fastest(_eager(item)), item.time_us(*_COMPILED)
+    eager_us = eager["measured_us"] if eager is not None else None
+    kept = "sequential" if item.report["chosen"].startswith("sequential") else f"lanes ({item.report['chosen']})"
+    times = " | ".join(_milliseconds(time_us) for time_us in (eager_us, compiled_us, item.kept_us))
+    gains = f"{ratio(eager_us, item.kept_us)} | {ratio(compiled_us, item.kept_us)} | {item.report['noise_floor_pct']:.1f} %"
+    return f"{times} | {kept} | {gains}"
 
 
 def processes_table(path: Path) -> str:

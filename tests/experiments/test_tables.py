@@ -314,6 +314,18 @@ def test_the_tables_show_the_lowering_kept_and_old_files_still_render(results: P
     cells = dict(zip([name.strip() for name in head.split("|")], [text.strip() for text in line.split("|")], strict=True))
     assert cells["max-autotune"] == "0.04"
     assert cells["torch.compile / kept"] == "0.50x"
+    # Other batches and dtypes have a table of their own.
+    more = cpu / "more"
+    assert tables_suite.more_table(more) == NOT_YET
+    more.mkdir()
+    document["run"] |= {"batch": 8, "dtype": "bfloat16"}
+    (more / "one.json").write_text(json.dumps(document))
+    (more / "other.json").write_text(json.dumps(document | {"report": {"error": {"message": "no memory"}}}))
+    head, _, line, failed = tables_suite.more_table(more).splitlines()[:4]
+    cells = dict(zip([name.strip() for name in head.split("|")], [text.strip() for text in line.split("|")], strict=True))
+    assert (cells["batch"], cells["dtype"], cells["torch.compile"], cells["vs torch.compile"]) == ("8", "bfloat16", "0.04", "0.50x")
+    assert "failed: no memory" in failed
+    assert failed.count("|") == line.count("|")
 
 
 def test_compile_costs_show_what_was_timed_and_what_failed(tmp_path: Path) -> None:
