@@ -54,7 +54,7 @@ class GraphCapturer:
     Args:
         reader: needed to observe captures. It is tried on a graph of known shape at the first warm-up, and given up if it fails.
         unread: why there is no reader, if there is none.
-        streams: taken before; a process has few, so one that makes several capturers hands its streams on.
+        streams: taken before; they are never freed, so a process that makes several capturers hands its streams on.
 
     Raises:
         DeviceError: if the allocator is not PyTorch's own; the frees rely on its rules.
