@@ -632,20 +632,31 @@ def test_a_graph_is_freed_when_its_last_call_has_ended() -> None:
 class Disturbed(FakeCuda):
     """Another thread waits for the device in the middle of the next captures."""
 
-    times = 0
+    times, words = 0, "CUDA error: operation failed due to a previous error during capture"
 
     def end_capture(self, graph: object) -> None:
         with contextlib.suppress(RuntimeError):
             super().end_capture(graph)  # type: ignore[arg-type]
         if self.times:
             self.times -= 1
-            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+            raise RuntimeError(self.words)
 
 
-@pytest.mark.parametrize("times", [1, 2, 3])
-def test_a_capture_that_others_broke_is_tried_again(times: int) -> None:
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        (1, Disturbed.words),
+        (2, Disturbed.words),
+        (3, Disturbed.words),
+        (1, "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle)`"),
+        (1, "CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasLtMatmul( handle)`"),
+        (1, "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    ],
+)
+def test_a_capture_that_others_broke_is_tried_again(times: int, words: str) -> None:
     graph = diamond(2, 2)
     cuda = Disturbed()
+    cuda.words = words
     rig = Rig(graph, cuda=cuda)
     assert rig.capturer.warm_up(rig.program, rig.inputs) is None  # which captures a graph of its own
     cuda.times = times
