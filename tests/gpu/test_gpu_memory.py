@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from autosched.capture.export import capture
 from autosched.core.program import ConstantSource
+from autosched.core.records import Failure
 from autosched.core.schedule import Schedule, sequential
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime.cuda.key import cuda_device_key, cuda_software_key
@@ -164,10 +166,14 @@ def test_candidates_in_one_pool_do_not_grow_memory(rig: Rig) -> None:
 
 
 @pytest.mark.gpu_alone
-def test_memory_that_is_only_cached_is_given_back_for_a_capture(rig: Rig) -> None:
+@pytest.mark.parametrize("broken_before", [False, True])
+def test_memory_that_is_only_cached_is_given_back_for_a_capture(rig: Rig, broken_before: bool) -> None:
     inputs = rig.inputs(1)
     wanted = [item.clone() for item in rig.measurer.reference(inputs)]
     plan = make_plan(rig.program.graph, spread(rig, 1))
+    if broken_before:
+        waiting = replace(rig.bound, kernels=(lambda slots: rig.backend.synchronize(), *rig.bound.kernels[1:]))
+        assert isinstance(rig.capturer.capture(waiting, plan, rig.measurer.static, graph=rig.program.graph), Failure)
     # A driver may have no memory left for a stream.
     for lane in range(plan.lanes):
         rig.capturer.streams.lane(lane)

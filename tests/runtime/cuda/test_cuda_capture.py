@@ -809,18 +809,24 @@ class Crowded(FakeCuda):
             self.allocate(1 << 20)
 
 
-def test_memory_that_is_only_cached_is_given_back_for_a_capture() -> None:
+@pytest.mark.parametrize("broken_before", [False, True])
+def test_memory_that_is_only_cached_is_given_back_for_a_capture(broken_before: bool) -> None:
     """PyTorch takes back what it has cached for other streams where memory is short, but not while it captures."""
     graph = diamond()
     cuda = Crowded()
+    cuda.recovers = False
     rig = Rig(graph, cuda=cuda)
+    if broken_before:
+        kernels, rig.program.kernels = rig.program.kernels, (lambda slots: cuda.synchronize(), *rig.program.kernels[1:])
+        assert isinstance(rig.capture(sequential(graph)), Failure)
+        rig.program.kernels = kernels
     static = [cuda.static_like(tensor) for tensor in rig.inputs]
     wanted = rig.program.answer(rig.inputs)
     cuda.crowd(left_bytes=0)
     runner = rig.capturer.capture(rig.program, make_plan(graph, two_lanes(graph)), static, graph=graph)
     assert isinstance(runner, GraphRunner), runner
     assert rig.numbers(runner(rig.inputs)) == wanted
-    assert (cuda.released, cuda.abandoned) == (1, 0)
+    assert (cuda.released, cuda.abandoned) == (1, broken_before)
 
 
 def test_a_script_is_captured_again_where_memory_was_only_cached() -> None:
