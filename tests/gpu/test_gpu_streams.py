@@ -391,16 +391,21 @@ def test_an_operator_that_synchronises_breaks_the_capture_only(rig: Rig) -> None
 
 
 @pytest.mark.gpu_only(reason="a CPU has no captures for another thread to break")
-def test_a_capture_that_another_thread_breaks_before_a_product_is_tried_again(rig: Rig) -> None:
-    """cuBLAS then fails in words of its own."""
+@pytest.mark.parametrize("library", ["cuBLAS", "cuDNN"])
+def test_a_capture_that_another_thread_breaks_is_tried_again_whoever_finds_it_out(rig: Rig, library: str) -> None:
+    """Libraries fail in words of their own."""
     graph, plan, inputs = rig.program.graph, make_plan(rig.program.graph, spread(rig, 3)), rig.inputs(1)
     product, *others = rig.bound.kernels
     waits = [torch.cuda.synchronize]
+    image, filters = (torch.ones(shape, device=rig.backend.device) for shape in ((1, 4, 8, 8), (4, 4, 3, 3)))
+    torch.conv2d(image, filters)
 
     def disturbed(slots: list[torch.Tensor | None]) -> None:
         if rig.capturing() and waits:
             with ThreadPoolExecutor(1) as pool, suppress(RuntimeError):
                 pool.submit(waits.pop()).result()
+            if library == "cuDNN":
+                torch.conv2d(image, filters)
         product(slots)
 
     runner = prepare_runner(rig.capturer, replace(rig.bound, kernels=(disturbed, *others)), graph, plan, inputs)
