@@ -53,10 +53,10 @@ def cuda_environment() -> tuple[tuple[str, str], ...]:
     return tuple((name.lower(), os.environ.get(name) or "default") for name in names)
 
 
-def allocator_collects_garbage() -> bool:
-    """Whether PyTorch's allocator for GPUs was told to collect garbage, in a variable that it reads when it starts."""
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    return any("garbage_collection_threshold" in os.environ.get(name, "") for name in names)
+def allocator_frees_as_it_allocates() -> bool:
+    """Whether PyTorch's allocator for GPUs was told, in a variable that it reads when it starts, what it may free when it allocates."""
+    told = [os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")]
+    return any(setting in text for setting in ("garbage_collection_threshold", "max_split_size_mb") for text in told)
 
 
 def cpu_environment() -> tuple[tuple[str, str], ...]:

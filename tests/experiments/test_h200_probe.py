@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from autosched.core.records import Failure
+from autosched.core.schedule import Schedule
+from autosched.device.cuda.measure import CudaMeasurer
 from autosched.runtime.cuda.graph import GraphCapturer
+from autosched.runtime.cuda.runner import GraphRunner
 from experiments.calls import LEFT, Ended
 from experiments.h200 import probe
 from tests.conformance.fake_cuda import FakeCuda
@@ -155,6 +159,27 @@ def test_the_device_is_held_back_until_a_block_is_launched(monkeypatch: pytest.M
     done.clear()
     assert bench.replay_us(graph, replays, 1) == [1.0]
     assert done == ["replay", pytest.approx(held_us), "record", *["replay"] * replays, "record"]
+
+
+def test_each_capture_whose_pace_is_told_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one pool, a later capture would be given the blocks that the first has freed by its end."""
+    monkeypatch.syspath_prepend(str(Path(probe.__file__).parent))
+    import probe_bench
+    import probe_pace
+
+    class Watched(CudaMeasurer):
+        def capture(self, schedule: Schedule, **options: Any) -> GraphRunner | Failure:
+            made = super().capture(schedule, **options)
+            assert isinstance(made, GraphRunner)
+            pools.append(made.pool)
+            return made
+
+    pools: list[Any] = []
+    monkeypatch.setattr(probe_bench, "CudaMeasurer", Watched)
+    monkeypatch.setattr(probe_pace, "_PAUSES_S", (0.0,))
+    answer, _ = probe_pace.p16(probe_bench.smoke_bench())
+    assert "blocks of 2 captures" in answer
+    assert len(set(pools)) == 2
 
 
 def test_kernels_of_one_name_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:

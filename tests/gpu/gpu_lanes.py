@@ -30,9 +30,9 @@ from autosched.runtime.orphans import die_with
 
 # By what each took on an H200; a file that is not named has a lane of its own.
 _TOGETHER = (
-    ("streams", "memory", "fuzz", "in_place", "state", "low_precision", "layout"),
+    ("streams", "memory", "fuzz", "in_place", "state", "layout"),
     ("models",),
-    ("device", "serving", "second"),
+    ("device", "serving", "second", "low_precision"),
     ("regions",),
     ("inductor",),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from autosched.device.cuda.stress import DelaySet, stress_plan
 from autosched.runtime.cuda.audit import audit_graph, node_counts
 from autosched.runtime.cuda.bindings import GraphBindings
 from autosched.runtime.cuda.captured import NodeKind
+from autosched.runtime.cuda.load import prepare_runner
 from autosched.runtime.cuda.runner import GraphRunner
 from autosched.runtime.cuda.streams import EmptyCapture, StreamSet
 from autosched.runtime.plan import FreeRule, Plan, make_plan
@@ -386,6 +388,30 @@ def test_an_operator_that_synchronises_breaks_the_capture_only(rig: Rig) -> None
     # Whether this process may capture on depends on the version of PyTorch; what it says must be true.
     if not rig.capturer.tainted:
         assert isinstance(rig.capturer.capture(rig.bound, plan, rig.measurer.static, graph=rig.program.graph), GraphRunner)
+
+
+@pytest.mark.gpu_only(reason="a CPU has no captures for another thread to break")
+@pytest.mark.parametrize("library", ["cuBLAS", "cuDNN"])
+def test_a_capture_that_another_thread_breaks_is_tried_again_whoever_finds_it_out(rig: Rig, library: str) -> None:
+    """Libraries fail in words of their own."""
+    graph, plan, inputs = rig.program.graph, make_plan(rig.program.graph, spread(rig, 3)), rig.inputs(1)
+    product, *others = rig.bound.kernels
+    waits = [torch.cuda.synchronize]
+    image, filters = (torch.ones(shape, device=rig.backend.device) for shape in ((1, 4, 8, 8), (4, 4, 3, 3)))
+    torch.conv2d(image, filters)
+
+    def disturbed(slots: list[torch.Tensor | None]) -> None:
+        if rig.capturing() and waits:
+            with ThreadPoolExecutor(1) as pool, suppress(RuntimeError):
+                pool.submit(waits.pop()).result()
+            if library == "cuDNN":
+                torch.conv2d(image, filters)
+        product(slots)
+
+    runner = prepare_runner(rig.capturer, replace(rig.bound, kernels=(disturbed, *others)), graph, plan, inputs)
+    assert not waits
+    assert rig.backend.same(runner(inputs), rig.measurer.reference(inputs))
+    runner.close()
 
 
 @pytest.mark.gpu_only(reason="PyTorch checks for synchronising calls on a GPU only")

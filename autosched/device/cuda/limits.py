@@ -13,7 +13,7 @@ from autosched.runtime.cuda.streams import Event, Graph, Stream, StreamBackend
 _LENGTH = 64
 _ROUNDS = 9
 _LAUNCHES = 8
-# Eight lanes fill a device's front end already; more streams only cost memory. PyTorch has 32 for each priority.
+# Eight lanes fill a device's front end already; more streams only cost memory.
 MOST_LANES = 16
 
 

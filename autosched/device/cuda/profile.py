@@ -1,4 +1,4 @@
-"""What each operator launches: its kernels with grid, block, registers, shared memory, residency and waves; time warm and cold.
+"""What each operator launches: its kernels with grid, block, registers, shared memory and residency; time warm and cold.
 
 First source: the kernel nodes of a small captured graph, read through cuda-bindings. Second, where those are missing: PyTorch's
 profiler around one run. Neither looks at kernel names: a graph, or a profile, of one operator holds that operator's kernels only.

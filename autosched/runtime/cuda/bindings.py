@@ -81,11 +81,6 @@ class KernelNode:
         """Threads in a block."""
         return self.block[0] * self.block[1] * self.block[2]
 
-    def waves(self, multiprocessors: int) -> float:
-        """How often the whole device fills up with its blocks; 0 if unknown."""
-        capacity = self.resident_blocks * multiprocessors
-        return self.blocks / capacity if capacity else 0.0
-
 
 def open_bindings() -> GraphBindings | None:
     """The reader, or None where cuda-bindings or the driver is missing or lacks something."""

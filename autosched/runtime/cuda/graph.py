@@ -54,7 +54,7 @@ class GraphCapturer:
     Args:
         reader: needed to observe captures. It is tried on a graph of known shape at the first warm-up, and given up if it fails.
         unread: why there is no reader, if there is none.
-        streams: taken before; a process has few, so one that makes several capturers hands its streams on.
+        streams: taken before; they are never freed, so a process that makes several capturers hands its streams on.
 
     Raises:
         DeviceError: if the allocator is not PyTorch's own; the frees rely on its rules.
@@ -181,8 +181,9 @@ class GraphCapturer:
             return Failure(FailureKind.UNAVAILABLE, f"the captured graph cannot be read: {self.unread or 'its operators are not given'}")
         chosen = self.backend.new_pool() if pool is None else pool
         lanes = {self.backend.handle(stream) for stream in self._lanes(plan)}
+        tainted = self.tainted
         made = self._captured(program, plan, inputs, graph, chosen, options, callers)
-        if (roomier := self._room(made, chosen)) is not None:
+        if (roomier := self._room(made, chosen, tainted)) is not None:
             chosen, made = roomier, self._captured(program, plan, inputs, graph, roomier, options, callers)
         if isinstance(made, Failure):
             return made
@@ -298,17 +299,22 @@ class GraphCapturer:
 
     def _recorded(self, streams: Sequence[Stream], body: Callable[[], Any], pool: Pool) -> tuple[Graph, Any, Pool] | Failure:
         """As :meth:`_record`, and in which pool: another one, once more, if memory was only cached."""
+        tainted = self.tainted
         made = self._record(streams, body, pool)
-        if (roomier := self._room(made, pool)) is not None:
+        if (roomier := self._room(made, pool, tainted)) is not None:
             pool, made = roomier, self._record(streams, body, roomier)
         return made if isinstance(made, Failure) else (*made, pool)
 
-    def _room(self, made: object, pool: Pool) -> Pool | None:
+    def _room(self, made: object, pool: Pool, tainted: bool) -> Pool | None:
         """Where to capture again what failed for want of memory that was cached, and is not now; ``None`` if it did not.
 
         PyTorch gives no cache back while it captures, and refuses a pool that is in no graph any more: ours alone are known to be in one.
+
+        Args:
+            tainted: before it was captured; a server goes on all the same.
         """
-        if not isinstance(made, Failure) or made.kind is not FailureKind.OOM or self.tainted or not self.backend.release_cached():
+        short = isinstance(made, Failure) and made.kind is FailureKind.OOM and self.tainted == tainted
+        if not short or not self.backend.release_cached():
             return None
         return pool if pool in (self._scratch, self._workspaces.pool) else self.backend.new_pool()
 

@@ -40,8 +40,8 @@ _lock = threading.Lock()
 _preparing = threading.RLock()
 # A capture also ends if another thread waits for the whole device meanwhile, which is not in our hands.
 _ATTEMPTS = 3
-# How CUDA words cudaErrorStreamCaptureInvalidated.
-_BROKEN = "previous error during capture"
+# How CUDA words cudaErrorStreamCaptureInvalidated, and what cuBLAS and cuDNN make of it.
+_BROKEN = ("previous error during capture", "STATUS_EXECUTION_FAILED", "STATUS_INTERNAL_ERROR")
 
 Made = TypeVar("Made")
 _said: set[str] = set()
@@ -141,7 +141,7 @@ def _attempted(capture: Callable[[], Made]) -> Made:
     """Capture again where something outside of it broke it: an operator of its own that may not be captured says so itself."""
     made = capture()
     for _ in range(_ATTEMPTS - 1):
-        if not isinstance(made, Failure) or _BROKEN not in made.detail:
+        if not isinstance(made, Failure) or not any(words in made.detail for words in _BROKEN):
             break
         _log.info("a capture was broken from outside, once more: %s", made.detail)
         made = capture()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from autosched.config import allocator_collects_garbage
+from autosched.config import allocator_frees_as_it_allocates
 from autosched.core.errors import DeviceError
 from autosched.core.extents import overlaps_itself
 from autosched.runtime.cuda.captured import Span
@@ -144,10 +144,10 @@ class TorchStreams:
         the end fails nobody in the process may any more. While the capture begins, one that nobody else has stands in for it; a schedule
         draws none.
 
-        An allocator that collects garbage frees what it has cached when a capture allocates, too, and no capture survives that: it is given
-        back before.
+        An allocator that collects garbage, or that frees blocks too large to be split where memory is short, does so in a capture, too, and
+        no capture survives that: what is cached is given back before.
         """
-        if allocator_collects_garbage():
+        if allocator_frees_as_it_allocates():
             torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         generator = torch.cuda.default_generators[self.device.index]

@@ -154,7 +154,6 @@ def test_bindings_read_graphs_and_kernels() -> None:
     assert (library.registers, library.cluster, library.priority) == (40, 1, 0)
     assert own.blocks == 20
     assert own.threads == 128
-    assert own.waves(2) == 2.0
 
 
 def test_bindings_are_found_by_feature(monkeypatch: pytest.MonkeyPatch) -> None:

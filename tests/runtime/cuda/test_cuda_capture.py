@@ -632,20 +632,31 @@ def test_a_graph_is_freed_when_its_last_call_has_ended() -> None:
 class Disturbed(FakeCuda):
     """Another thread waits for the device in the middle of the next captures."""
 
-    times = 0
+    times, words = 0, "CUDA error: operation failed due to a previous error during capture"
 
     def end_capture(self, graph: object) -> None:
         with contextlib.suppress(RuntimeError):
             super().end_capture(graph)  # type: ignore[arg-type]
         if self.times:
             self.times -= 1
-            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+            raise RuntimeError(self.words)
 
 
-@pytest.mark.parametrize("times", [1, 2, 3])
-def test_a_capture_that_others_broke_is_tried_again(times: int) -> None:
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        (1, Disturbed.words),
+        (2, Disturbed.words),
+        (3, Disturbed.words),
+        (1, "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle)`"),
+        (1, "CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasLtMatmul( handle)`"),
+        (1, "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    ],
+)
+def test_a_capture_that_others_broke_is_tried_again(times: int, words: str) -> None:
     graph = diamond(2, 2)
     cuda = Disturbed()
+    cuda.words = words
     rig = Rig(graph, cuda=cuda)
     assert rig.capturer.warm_up(rig.program, rig.inputs) is None  # which captures a graph of its own
     cuda.times = times
@@ -798,18 +809,24 @@ class Crowded(FakeCuda):
             self.allocate(1 << 20)
 
 
-def test_memory_that_is_only_cached_is_given_back_for_a_capture() -> None:
+@pytest.mark.parametrize("broken_before", [False, True])
+def test_memory_that_is_only_cached_is_given_back_for_a_capture(broken_before: bool) -> None:
     """PyTorch takes back what it has cached for other streams where memory is short, but not while it captures."""
     graph = diamond()
     cuda = Crowded()
+    cuda.recovers = False
     rig = Rig(graph, cuda=cuda)
+    if broken_before:
+        kernels, rig.program.kernels = rig.program.kernels, (lambda slots: cuda.synchronize(), *rig.program.kernels[1:])
+        assert isinstance(rig.capture(sequential(graph)), Failure)
+        rig.program.kernels = kernels
     static = [cuda.static_like(tensor) for tensor in rig.inputs]
     wanted = rig.program.answer(rig.inputs)
     cuda.crowd(left_bytes=0)
     runner = rig.capturer.capture(rig.program, make_plan(graph, two_lanes(graph)), static, graph=graph)
     assert isinstance(runner, GraphRunner), runner
     assert rig.numbers(runner(rig.inputs)) == wanted
-    assert (cuda.released, cuda.abandoned) == (1, 0)
+    assert (cuda.released, cuda.abandoned) == (1, broken_before)
 
 
 def test_a_script_is_captured_again_where_memory_was_only_cached() -> None:

@@ -162,7 +162,10 @@ def test_a_capture_that_is_interrupted_as_it_begins_is_ended(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", ""])
-def test_an_allocator_that_collects_garbage_has_none_left_when_a_capture_begins(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize("setting", ["expandable_segments:True,garbage_collection_threshold:0.6", "max_split_size_mb:64"])
+def test_an_allocator_that_frees_as_it_allocates_has_nothing_cached_when_a_capture_begins(
+    monkeypatch: pytest.MonkeyPatch, name: str, setting: str
+) -> None:
     class Graph:
         def __init__(self, keep_graph: bool = False) -> None:
             pass
@@ -171,10 +174,10 @@ def test_an_allocator_that_collects_garbage_has_none_left_when_a_capture_begins(
             done.append("began")
 
     done: list[str] = []
-    for setting in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.delenv(setting, raising=False)
+    for other in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(other, raising=False)
     if name:
-        monkeypatch.setenv(name, "max_split_size_mb:64,garbage_collection_threshold:0.6")
+        monkeypatch.setenv(name, setting)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
     streams = streams_that_capture(monkeypatch, Graph)
     streams.begin_capture((0, 1))

@@ -52,6 +52,7 @@ cudnnStatus_t run(void* handle, const char* name) {
 extern "C" __attribute__((visibility("default"))) size_t cudnnGetVersion() { return CUDNN_VERSION; }
 extern "C" __attribute__((visibility("default"))) size_t cudnnGetCudartVersion() { return CUDART_VERSION; }
 extern "C" __attribute__((visibility("default"))) const char* cudnnGetErrorString(cudnnStatus_t status) {
+    if (status == CUDNN_STATUS_EXECUTION_FAILED) return "CUDNN_STATUS_EXECUTION_FAILED";
     return status ? "CUDNN_STATUS of the emulated library" : "CUDNN_STATUS_SUCCESS";
 }
 extern "C" __attribute__((visibility("default"))) void cudnnGetLastErrorString(char* out, size_t size) {
