@@ -293,7 +293,7 @@ def _correct(rows: _Rows, pairs: Sequence[PairRecord], table_first: Floats, tabl
         for (own, other), group in _grouped(observations).items():
             table[own, other] = shrunk(table[own, other], group)
             covered.add((own, other) if table is table_first else (other, own))
-    return len(covered) / max(1, len(rows.facts) ** 2)
+    return len(covered) / max(1, int(needed.sum()))
 
 
 def pair_variance(count: int, contamination: Contamination) -> float:

@@ -204,6 +204,7 @@ def climb(
         settings: how much to measure.
     """
     neighbours = Neighbours(problem, context.lanes(problem), context.rng)
-    seen = {incumbent.key, *ledger.failures}
+    # Not what has failed: a resumed run knows of failures that are still to come, and would draw others in their place.
+    seen = {incumbent.key}
     run = _Climb(problem, bench, context, ledger, lanes_matter, settings or ClimbSettings(), incumbent, neighbours, seen)
     return run.go()

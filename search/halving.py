@@ -37,20 +37,26 @@ class Ledger:
     failures: dict[str, Failure] = field(default_factory=dict)
     measured: int = 0
     _used: dict[str, int] = field(default_factory=dict)
+    _lots: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @staticmethod
-    def resume(times_us: Mapping[str, Sequence[float]], failures: Mapping[str, Failure] | None = None) -> Ledger:
-        """A ledger that knows what an interrupted run measured."""
-        return Ledger({key: list(times) for key, times in times_us.items()}, dict(failures or {}))
+    def resume(
+        times_us: Mapping[str, Sequence[float]],
+        failures: Mapping[str, Failure] | None = None,
+        lots: Mapping[str, Sequence[int]] | None = None,
+    ) -> Ledger:
+        """A ledger that knows what an interrupted run measured; ``lots`` says of each time in which question it was measured."""
+        known = {key: list(times) for key, times in times_us.items()}
+        return Ledger(known, dict(failures or {}), _lots={key: list(numbers) for key, numbers in (lots or {}).items()})
 
     def take(self, proposals: Sequence[Proposal], rounds: int, measure: Measure) -> dict[str, list[float]]:
         """The next ``rounds`` times of each proposal that does not fail, microseconds, by key.
 
-        All are of the same rounds: where those known do not suffice for one of the proposals, all are measured. Times of an interrupted
-        run beside times of this one would show what became of the machine in between.
+        All are of the same rounds: where those known are not, or do not suffice for one of the proposals, all are measured. Times of an
+        interrupted run beside times of this one would show what became of the machine in between.
         """
         live = [proposal for proposal in proposals if proposal.key not in self.failures]
-        if any(len(self.known.get(proposal.key, ())) < self._used.get(proposal.key, 0) + rounds for proposal in live):
+        if not self._are_known(live, rounds):
             answers = measure([proposal.schedule for proposal in live], rounds)
             for proposal, answer in zip(live, answers, strict=True):
                 if isinstance(answer, Failure):
@@ -63,6 +69,16 @@ class Ledger:
                     self.measured += len(answer)
         return self.used(proposals, rounds)
 
+    def _are_known(self, proposals: Sequence[Proposal], rounds: int) -> bool:
+        """Whether the next ``rounds`` times of all of them are, and of the same rounds. A resumed run may have found other schedules."""
+        lots: list[Sequence[int]] = []
+        for proposal in proposals:
+            begin = self._used.get(proposal.key, 0)
+            if len(self.known.get(proposal.key, ())) < begin + rounds:
+                return False
+            lots.append(self._lots.get(proposal.key, ())[begin : begin + rounds])
+        return all(lot == lots[0] for lot in lots)
+
     def used(self, proposals: Sequence[Proposal], rounds: int) -> dict[str, list[float]]:
         """The next ``rounds`` known times of each, or fewer; they are not given again. Times that can be none are a failure."""
         taken: dict[str, list[float]] = {}
@@ -71,7 +87,7 @@ class Ledger:
                 continue
             begin = self._used.get(proposal.key, 0)
             times = self.known[proposal.key][begin : begin + rounds]
-            self._used[proposal.key] = begin + rounds
+            self._used[proposal.key] = begin + len(times)
             if not all(0.0 < time < math.inf for time in times):
                 # As a ratio it would rank first, or make every other one none; a resumed run has it from its diary.
                 detail = f"was timed at {times} us; expected finite times above 0"

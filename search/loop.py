@@ -135,6 +135,7 @@ class _Run:
     baseline: Ranked | None = None
     rounds: list[tuple[Ranked, ...]] = field(default_factory=list)
     evidence: dict[str, Ranked] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
 
     def go(self) -> LoopResult:
         idle = 0
@@ -175,10 +176,9 @@ class _Run:
             strategies=self.strategies if number == 0 else (),
             priority_variants=self.settings.priority_variants,
         )  # fmt: skip
-        if number == 0:
-            return found
-        seen = {item.proposal.key for measured in self.rounds for item in measured} | self.ledger.failures.keys()
-        fresh = [proposal for proposal in found if proposal.key not in seen]
+        # Not what has failed: a resumed run knows of failures that are still to come.
+        fresh = [proposal for proposal in found if proposal.key not in self.asked]
+        self.asked.update(proposal.key for proposal in fresh)
         known = {item.proposal.key: item.proposal for item in (self.baseline, self.best) if item is not None}
         return [*known.values(), *fresh] if fresh else []
 
@@ -238,6 +238,7 @@ def search_on_device(
     settings: LoopSettings,
     *,
     known_times_us: Mapping[str, Sequence[float]] | None = None,
+    known_lots: Mapping[str, Sequence[int]] | None = None,
     known_failures: Mapping[str, Failure] | None = None,
     known_traces: Mapping[str, Trace] | None = None,
     strategies: Sequence[Strategy] | None = None,
@@ -251,6 +252,7 @@ def search_on_device(
         context: budget of each round's search; its deadline ends the whole loop.
         settings: how much to measure.
         known_times_us, known_failures, known_traces: what an interrupted run measured, by canonical key (``LoopResult.ledger``).
+        known_lots: as for ``Ledger.resume``.
         strategies: as in ``portfolio.proposals``.
         progress: told after each round.
 
@@ -258,7 +260,7 @@ def search_on_device(
         NoFeasibleCandidate: if nothing could be measured.
     """
     run = _Run(
-        problem, problem, bench, dataclasses.replace(context), settings, Ledger.resume(known_times_us or {}, known_failures),
+        problem, problem, bench, dataclasses.replace(context), settings, Ledger.resume(known_times_us or {}, known_failures, known_lots),
         dict(known_traces or {}), strategies, progress,
     )  # fmt: skip
     return run.go()

@@ -290,7 +290,7 @@ def _as_examples(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[An
             leaves[place] = leaf.detach().clone()
         elif leaf._is_view() or any(name.startswith("_dynamo_") for name in vars(leaf)):
             leaves[place] = leaf.detach()
-        if leaf.layout is torch.strided and spec_of(leaf).overlaps:
+        if spec_of(leaf).overlaps:
             leaves[place] = leaf.detach().contiguous()
         seen.add(id(leaf))
     made: tuple[tuple[Any, ...], dict[str, Any]] = rebuild_packed(spec, iter(leaves))

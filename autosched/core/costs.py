@@ -33,7 +33,7 @@ class CostTable:
         cross_lane_us: added when an operator waits for one on another lane.
         fixed_us: once for each run.
         max_lanes: most lanes worth using.
-        measured_pairs: share (0 to 1) of the slowdown entries that were measured rather than predicted.
+        measured_pairs: share (0 to 1) of the pairs of kernels that may meet whose slowdowns were measured rather than predicted.
         concurrent_gap_us: added before an operator that would start while another lane is at work: what threads that launch at the same
             time cost each other (the interpreter's lock on a CPU).
         polling_us: how long a lane that waits asks again and again before it sleeps; 0 where none does (a GPU). While it asks, an operator

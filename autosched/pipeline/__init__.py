@@ -18,7 +18,16 @@ from autosched.pipeline.budget import budget_for
 from autosched.pipeline.bundles import check, read, trace
 from autosched.pipeline.cache import remember
 from autosched.pipeline.call_times import bench_paused
-from autosched.pipeline.request import TUNED, check_request, folder_of, mode_note, moved_note, names_of_strategies, where_to_measure
+from autosched.pipeline.request import (
+    TUNED,
+    check_request,
+    folder_of,
+    mode_note,
+    moved_note,
+    name_of,
+    names_of_strategies,
+    where_to_measure,
+)
 from autosched.pipeline.result import Tuned, check_writable
 from autosched.pipeline.shapes import TunedShapes, tune_shapes
 from autosched.runtime.attribute_tensors import tensors_kept
@@ -102,7 +111,7 @@ def tune(
     require_progress(progress)
     budget = budget_for(effort, budget_s)
     options = Options(
-        str(device), effort, budget, seed, Lowering.REWRITTEN, fresh, None, True, budget.compiled_baseline, name or type(model).__name__,
+        str(device), effort, budget, seed, Lowering.REWRITTEN, fresh, None, True, budget.compiled_baseline, name_of(name, model),
         dtype, source, folder_of(cost_model),
     )  # fmt: skip
     with trusting(custom_operators), as_they_came(model), tensors_kept(model):
@@ -132,7 +141,7 @@ def compare(
     progress: Progress | None = None,
     custom_operators: Sequence[str] = (),
 ) -> TuneReport:
-    """Measure every strategy and baseline side by side in one run: nothing is left out, so it may take longer than its budget.
+    """Measure every strategy and baseline side by side in one run: none is left out, so it may take longer than its budget.
 
     Args:
         strategies: names to compare, or one; ``None`` for all that suit an unattended run, and the device loop.
@@ -159,7 +168,7 @@ def compare(
         chosen,
         chosen is None or TUNED in chosen,
         compiled,
-        name or type(model).__name__,
+        name_of(name, model),
         None,
         source,
         folder_of(cost_model),

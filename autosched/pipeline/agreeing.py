@@ -5,15 +5,14 @@ Each was compared with its calls by itself. What that adds up to, only the whole
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure, FailureKind
-from autosched.core.schedule import Schedule, sequential
+from autosched.core.schedule import Schedule
 from autosched.core.variants import Variant
 from autosched.pipeline.measuring import Ledger
-from autosched.pipeline.variants import Refusals, VariantTimes
+from autosched.pipeline.variants import Refusals, VariantTimes, orders_of
 
 # The one that rounds the most first.
 _ROUNDING = (Variant.WINOGRAD_4, Variant.WINOGRAD_2)
@@ -39,7 +38,7 @@ def agreeing_variants(
     for variant in _ROUNDING:
         if found is None or not (found.best == variant).any():
             continue
-        why = _mismatch(found, refutation, graph, widths)
+        why = _mismatch(orders_of(graph, widths, found.best), refutation)
         if why is None:
             break
         ledger.notes.append(f"{variant.name.lower()} is left out: a schedule with it {why.detail}")
@@ -48,12 +47,9 @@ def agreeing_variants(
     return found
 
 
-def _mismatch(
-    found: VariantTimes, refutation: Callable[[Schedule], Failure | None], graph: OpGraph, widths: Sequence[int]
-) -> Failure | None:
-    for place, width in enumerate(widths):
-        chosen = tuple(int(item) for item in found.best[:, place])
-        failure = refutation(dataclasses.replace(sequential(graph, width=width), variant=chosen))
+def _mismatch(orders: Sequence[Schedule], refutation: Callable[[Schedule], Failure | None]) -> Failure | None:
+    for order in orders:
+        failure = refutation(order)
         if failure is not None and failure.kind is FailureKind.MISMATCH:
             return failure
     return None

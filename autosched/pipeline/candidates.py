@@ -6,10 +6,12 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from autosched.core.errors import IllegalSchedule
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure, FailureKind
 from autosched.core.schedule import Schedule, canonical_key, violations
 from autosched.device.base import Comparison, Session
+from autosched.device.worker_child import describe
 from autosched.pipeline.graph_proofs import audit_capture
 from autosched.pipeline.references import References
 from autosched.runtime.plan import make_plan
@@ -45,7 +47,7 @@ def propose(
             found += _proposals(problem, name, context.share(context.max_evaluations), lanes_matter=lanes_matter)
         except Exception as error:  # a plugin's strategy must not end a tuning job
             _log.warning("strategy %s failed: %s", name, error)
-            failures[name] = Failure(FailureKind.CRASH, f"{type(error).__name__}: {error}")
+            failures[name] = describe(error)
     return found, failures
 
 
@@ -53,10 +55,14 @@ def _proposals(problem: Problem, name: str, context: SearchContext, *, lanes_mat
     strategy = STRATEGIES.get(name)
     schedules = strategy.propose(problem, context)
     # A published scheduler counts with each of its documented variants (Opara's two launch orders), a search with its best.
-    chosen = enumerate(schedules if strategy.is_baseline else schedules[:1])
+    chosen = schedules if strategy.is_baseline else schedules[:1]
+    for schedule in chosen:
+        # Compiled code predicts their makespans, and checks nothing.
+        if illegal := violations(problem.graph, schedule):
+            raise IllegalSchedule("; ".join(illegal[:3]))
     return [
         make_candidate(problem, name if place == 0 else f"{name}_{place + 1}", strategy.is_baseline, schedule, lanes_matter=lanes_matter)
-        for place, schedule in chosen
+        for place, schedule in enumerate(chosen)
     ]
 
 

@@ -77,7 +77,8 @@ def remove_lock_file(diary: Path) -> None:
 class Diary:
     """Measurements of one loop by canonical key, and proofs that cost a process. Use it as a context.
 
-    ``run`` names the job across interruptions; ``resumed``: whether an interrupted one left something.
+    ``run`` names the job across interruptions; ``resumed``: whether an interrupted one left something; ``lots``: of each of ``times_us``,
+    which other times it was measured beside.
 
     Without a path, or where the file cannot be written or belongs to a running job, it remembers in memory only.
     """
@@ -86,10 +87,12 @@ class Diary:
     question: str
     run: str = ""
     times_us: dict[str, list[float]] = field(default_factory=dict)
+    lots: dict[str, list[int]] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
     traces: dict[str, Trace] = field(default_factory=dict)
     resumed: bool = False
     _lock: FileLock | None = None
+    _count: int = 0
 
     def __enter__(self) -> Diary:
         self.run = secrets.token_hex(8)
@@ -116,10 +119,16 @@ class Diary:
 
     def add(self, times_us: dict[str, tuple[float, ...]], failures: dict[str, Failure]) -> None:
         """Keep what one lot of interleaved rounds gave."""
-        for key, times in times_us.items():
+        entry = _Times(times_us, failures)
+        self._know(entry)
+        self._append(entry)
+
+    def _know(self, entry: _Times) -> None:
+        self._count += 1
+        for key, times in entry.times_us.items():
             self.times_us.setdefault(key, []).extend(times)
-        self.failures.update(failures)
-        self._append(_Times(times_us, failures))
+            self.lots.setdefault(key, []).extend([self._count] * len(times))
+        self.failures.update(entry.failures)
 
     def add_traces(self, traces: dict[str, Trace]) -> None:
         """Keep when operators ran."""
@@ -146,9 +155,7 @@ class Diary:
                     break
                 self.run = entry.run
             elif isinstance(entry, _Times):
-                for key, times in entry.times_us.items():
-                    self.times_us.setdefault(key, []).extend(times)
-                self.failures.update(entry.failures)
+                self._know(entry)
             else:
                 self.traces.update(entry.traces)
             sound += len(line)

@@ -7,7 +7,6 @@ most ``MOST_GAIN``.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -19,14 +18,14 @@ from numpy.typing import NDArray
 from autosched.core.errors import AutoschedError
 from autosched.core.progress import Progress
 from autosched.core.records import Failure, FailureKind, Samples, SoloRecord
-from autosched.core.schedule import Schedule, sequential
+from autosched.core.schedule import Schedule
 from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Journal
 from autosched.device.timing import summarize
 from autosched.pipeline.bounds import bound_of_times
 from autosched.pipeline.measuring import Ledger, measure_solo
 from autosched.pipeline.preparing import Prepared
-from autosched.pipeline.variants import measure_variants
+from autosched.pipeline.variants import measure_variants, orders_of
 
 MOST_GAIN = 3.5
 """Sequential time over that of the best schedule, where only the longest path bounds it. Opara reports at most 1.68 over sequential CUDA
@@ -110,10 +109,7 @@ def enter(prepared: Prepared, journal: Journal, rounds: int, ledger: Ledger, sec
     times: NDArray[np.float64] = np.array(
         [[item.samples.median_us if isinstance(item, SoloRecord) else np.nan for item in row] for row in solo], dtype=np.float64
     ).reshape(len(program.graph), len(widths))
-    orders = tuple(sequential(program.graph, width=width) for width in widths)
-    if variants is not None:
-        chosen = [tuple(int(item) for item in variants.best[:, place]) for place in range(len(widths))]
-        orders = tuple(dataclasses.replace(order, variant=variant) for order, variant in zip(orders, chosen, strict=True))
+    orders = orders_of(program.graph, widths, variants.best if variants is not None else None)
     return Entrant(prepared, orders, tuple(times.sum(axis=0).tolist()), bound_of_times(program.graph, times, widths, facts))
 
 

@@ -154,7 +154,7 @@ def refine(
     try:
         result = search_on_device(
             problem, bench, first, settings, strategies=strategies, progress=_teller(progress, ledger, deadline),
-            known_times_us=kept.times_us, known_failures=kept.failures, known_traces=kept.traces,
+            known_times_us=kept.times_us, known_lots=kept.lots, known_failures=kept.failures, known_traces=kept.traces,
         )  # fmt: skip
     except NoFeasibleCandidate as error:
         ledger.notes.append(f"the device loop found nothing: {error}")

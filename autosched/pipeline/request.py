@@ -91,6 +91,17 @@ def folder_of(cost_model: str | os.PathLike[str] | None) -> Path | None:
     return Path(cost_model) if cost_model is not None else None
 
 
+def name_of(name: object, model: torch.nn.Module) -> str:
+    """The name that the report gives the model: by default that of its class.
+
+    Raises:
+        UsageError: if it is no text.
+    """
+    if not isinstance(name, str | None):
+        raise UsageError(f"name is {name!r}; expected text")
+    return name or type(model).__name__
+
+
 def where_to_measure(device: str, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> str:
     """``device``; where that names no GPU in particular and the model is on one, that one."""
     if device not in (ANY_DEVICE, "cuda"):

@@ -18,7 +18,7 @@ from autosched.core.graph import OpGraph
 from autosched.core.program import Program
 from autosched.core.progress import Progress
 from autosched.core.records import Failure, FailureKind, PairRecord, SoloRecord
-from autosched.core.schedule import Schedule
+from autosched.core.schedule import Schedule, sequential
 from autosched.core.variants import Lowering, Variant, variant_signature
 from autosched.costmodel.table import OTHER
 from autosched.datasets.facts import DeviceFacts, LaunchFacts
@@ -124,6 +124,14 @@ class VariantTimes:
             for width in self.widths
         }
         return names
+
+
+def orders_of(graph: OpGraph, widths: Sequence[int], best: NDArray[np.int32] | None) -> tuple[Schedule, ...]:
+    """The operators one after another, at each width; each in the variant of ``best`` (as in :class:`VariantTimes`), if it has several."""
+    orders = [sequential(graph, width=width) for width in widths]
+    if best is not None:
+        orders = [dataclasses.replace(order, variant=tuple(best[:, place].tolist())) for place, order in enumerate(orders)]
+    return tuple(orders)
 
 
 Refusals = frozenset[tuple[int, int, int]]

@@ -72,6 +72,20 @@ def test_a_sum_with_zero_stays_where_it_changes_a_sign():
     assert kinds(draft) == ["add", "reciprocal", "sub", "neg", "neg"]
 
 
+def test_a_sum_with_zero_stays_where_an_alpha_turns_the_zeros_sign():
+    def run(m, x):
+        return torch.add(x, -0.0, alpha=-1).reciprocal(), torch.sub(x, 0.0, alpha=-1).reciprocal()
+
+    check(Apply(run), (torch.tensor([-0.0, 1.0]),), drop_identities, expected=0)
+
+
+def test_what_changes_no_real_number_stays_beside_complex_ones():
+    def run(m, x):
+        return torch.view_as_real(x * 1).reciprocal(), torch.view_as_real(x - 0.0).reciprocal()
+
+    check(Apply(run), (torch.tensor([complex(-0.0, -0.0)]),), drop_identities, expected=0)
+
+
 def test_elements_repeated_once_go():
     draft = check(Apply(lambda m, x: x.repeat_interleave(1, dim=1).relu()), (torch.randn(2, 4),), drop_identities, expected=1)
     assert kinds(draft) == ["relu"]

@@ -24,8 +24,9 @@ from autosched.pipeline.proving import Prover
 from autosched.pipeline.references import References
 from autosched.pipeline.refine import refine
 from autosched.pipeline.timetable import Timetable
-from autosched.search import synthetic
+from autosched.search import halving, synthetic
 from autosched.search.correction import Trace
+from autosched.search.portfolio import Proposal
 from autosched.search.simulate import makespan_us
 from tests.conformance.session_double import SessionDouble
 
@@ -42,7 +43,7 @@ class Device(SessionDouble):
     def __init__(self, *, known: dict[str, list[float]] | None = None, die_after: int | None = None) -> None:
         super().__init__(lambda schedule: makespan_us(PROBLEM, schedule), max_lanes=2)
         self.timed = {key: len(times) for key, times in (known or {}).items()}
-        self.runs, self.die_after = 0, die_after
+        self.runs, self.die_after, self.pace = 0, die_after, 1.0
 
     def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
         columns: list[list[float]] = []
@@ -54,17 +55,26 @@ class Device(SessionDouble):
                     raise Killed
                 number = self.timed[key] = self.timed.get(key, 0) + 1
                 seed = int(hashlib.sha256(f"{key} {number}".encode()).hexdigest()[:12], 16)
-                columns[-1].append(makespan_us(PROBLEM, schedule) * float(np.exp(0.02 * np.random.default_rng(seed).standard_normal())))
+                noise = float(np.exp(0.02 * np.random.default_rng(seed).standard_normal()))
+                columns[-1].append(self.pace * makespan_us(PROBLEM, schedule) * noise)
                 self.runs += 1
         return columns
 
 
-def budget() -> Budget:
+class Restless(Device):
+    """Every question of rounds finds the machine at another pace."""
+
+    def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
+        self.pace = self.pace % 3.0 + 1.0
+        return super().paired(schedules, rounds=rounds)
+
+
+def budget(candidates: int = 10) -> Budget:
     preset = budget_for("balanced")
-    return dataclasses.replace(preset, search=dataclasses.replace(preset.search, evaluations=1500, candidates=10, trials=4))
+    return dataclasses.replace(preset, search=dataclasses.replace(preset.search, evaluations=1500, candidates=candidates, trials=4))
 
 
-def tuned(session: Device, diary: Diary, study: Path) -> tuple[Candidate, Ledger]:
+def tuned(session: Device, diary: Diary, study: Path, *, candidates: int = 10) -> tuple[Candidate, Ledger]:
     ledger = Ledger()
     first = make_candidate(PROBLEM, "sequential", True, sequential(PROBLEM.graph), lanes_matter=True)
     timetable = Timetable.starting(800.0)
@@ -72,7 +82,7 @@ def tuned(session: Device, diary: Diary, study: Path) -> tuple[Candidate, Ledger
     assert prover.refutation(first.schedule) is None
     with diary:
         found = refine(
-            session, PROBLEM, prover.entries([first]), prover, budget=budget(), timetable=timetable, rng=np.random.default_rng(5),
+            session, PROBLEM, prover.entries([first]), prover, budget=budget(candidates), timetable=timetable, rng=np.random.default_rng(5),
             ledger=ledger, progress=Silent(), diary=diary, study_path=study,
         )  # fmt: skip
     return found.best[0], ledger
@@ -95,6 +105,32 @@ def test_a_killed_job_ends_where_an_unbroken_one_ends(tmp_path: Path, after: flo
     assert saved <= after
     assert resumed.runs + saved == whole.runs
     assert (saved > 0) == any("interrupted" in note for note in ledger.notes)
+
+
+@pytest.mark.parametrize("fewer", [4, 7])
+@pytest.mark.parametrize("after", [0.35, 0.97])
+def test_a_job_that_goes_on_otherwise_compares_no_times_of_different_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: float, fewer: int
+) -> None:
+    """A machine that became slower has the time for fewer candidates, say."""
+    whole = Device()
+    tuned(whole, Diary(None, "q"), tmp_path / "whole.db")
+    path, study = tmp_path / "diary.jsonl", tmp_path / "broken.db"
+    with pytest.raises(Killed):
+        tuned(Restless(die_after=int(after * whole.runs)), Diary(path, "q"), study)
+    take = halving.Ledger.take
+    spreads: list[float] = []
+
+    def taken(ledger: halving.Ledger, proposals: Sequence[Proposal], rounds: int, measure: halving.Measure) -> dict[str, list[float]]:
+        found = take(ledger, proposals, rounds, measure)
+        paces = [time / makespan_us(PROBLEM, item.schedule) for item in proposals for time in found.get(item.key, ())]
+        spreads.append(max(paces) / min(paces))
+        return found
+
+    monkeypatch.setattr(halving.Ledger, "take", taken)
+    _, ledger = tuned(Restless(), Diary(path, "q"), study, candidates=fewer)
+    assert any("interrupted" in note for note in ledger.notes)
+    assert max(spreads) < 1.5
 
 
 def test_a_finished_job_leaves_nothing_and_another_question_begins_anew(tmp_path: Path) -> None:
@@ -140,6 +176,17 @@ def test_what_follows_damage_is_forgotten(tmp_path: Path, damage: bytes) -> None
         again.add({"key": (2.0,)}, {})
     with Diary(path, "q") as third:
         assert third.times_us == {"key": [1.0, 2.0]}
+
+
+def test_a_diary_knows_which_times_are_of_the_same_rounds(tmp_path: Path) -> None:
+    path = tmp_path / "diary.jsonl"
+    with Diary(path, "q") as diary:
+        diary.add({"a": (1.0, 2.0), "b": (3.0, 4.0)}, {})
+        diary.add({"a": (5.0,)}, {})
+        assert diary.lots == {"a": [1, 1, 2], "b": [1, 1]}
+    with Diary(path, "q") as again:
+        again.add({"b": (6.0,)}, {})
+        assert again.lots == {"a": [1, 1, 2], "b": [1, 1, 3]}
 
 
 def test_a_diary_that_cannot_be_written_costs_a_warning_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

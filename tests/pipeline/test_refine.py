@@ -197,6 +197,32 @@ def test_a_strategy_that_breaks_is_a_failure_and_an_unknown_one_is_an_error(monk
         propose(problem(), ["no_such_strategy"], context, lanes_matter=True)
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"order": tuple(reversed(range(len(GRAPH))))},
+        {"order": (0,) * len(GRAPH)},
+        {"lane": (-7,) * len(GRAPH)},
+        {"extra_edges": ((0, 10**6),)},
+        {"width": (1,)},
+    ],
+)
+def test_an_illegal_schedule_of_a_strategy_is_a_failure_and_not_predicted(
+    monkeypatch: pytest.MonkeyPatch, broken: dict[str, tuple[int, ...]]
+) -> None:
+    from autosched.search.heuristics import wavefront
+
+    def simulated(*_: object) -> None:
+        pytest.fail("what compiled code makes of it is anything")
+
+    bad = dataclasses.replace(sequential(GRAPH), **broken)
+    monkeypatch.setattr(wavefront, "WAVEFRONT", dataclasses.replace(wavefront.WAVEFRONT, function=lambda made, context: [bad]))
+    monkeypatch.setattr("autosched.pipeline.candidates.simulate", simulated)
+    found, failures = propose(problem(), ["wavefront"], SearchContext(np.random.default_rng(0), 10), lanes_matter=True)
+    assert found == []
+    assert failures["wavefront"].kind is FailureKind.ILLEGAL
+
+
 @pytest.mark.parametrize(("effort", "climbs"), [("quick", False), ("balanced", True)])
 def test_small_changes_get_the_time_that_is_left_unless_the_job_is_to_be_quick(
     monkeypatch: pytest.MonkeyPatch, effort: str, climbs: bool

@@ -31,6 +31,7 @@ def _nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"seed": 1.5}, "the seed is 1.5"),
         ({"seed": 2**80}, "from 0 to"),
         ({"cost_model": 3}, "cost_model is 3"),
+        ({"name": Path("model.pt2")}, "name is .*model.pt2.*; expected text"),
         ({"progress": 3}, "progress is a int; expected an object with the methods stage and update"),
     ],
 )

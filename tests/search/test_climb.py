@@ -76,6 +76,23 @@ def test_it_goes_on_where_it_was_killed() -> None:
         assert resumed.runs + sum(map(len, broken.times.values())) == whole.runs
 
 
+def test_it_goes_on_where_it_was_killed_though_a_neighbour_of_a_later_batch_had_failed() -> None:
+    problem, kernels = synthetic.random_block_problem(0, 24)
+    probe = FakeBench(problem, kernels, noise=0.005)
+    climbed(problem, probe)
+    later = list(probe.times)[SMALL.batch + 2]  # the incumbent, a batch, and then it
+    whole, broken, resumed = (FakeBench(problem, kernels, noise=0.005, fail=frozenset({later})) for _ in range(3))
+    expected = climbed(problem, whole)
+    broken.die_after = whole.runs - 1
+    ledger = Ledger()
+    with pytest.raises(Killed):
+        climbed(problem, broken, ledger)
+    assert list(ledger.failures) == [later]
+    resumed.times = {key: list(times) for key, times in broken.times.items()}
+    assert climbed(problem, resumed, Ledger.resume(resumed.times, ledger.failures)) == expected
+    assert resumed.runs + sum(map(len, broken.times.values())) == whole.runs
+
+
 def test_no_batch_begins_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, kernels = synthetic.random_block_problem(0, 24)
     now = 100.0

@@ -4,6 +4,7 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from autosched.search.correction import CorrectionLimits, Trace, correct_with_ti
 from autosched.search.device_study import StudyResult, study_on_device
 from autosched.search.effort import PROFILES, Effort
 from autosched.search.halving import Ledger, halve
-from autosched.search.loop import LoopSettings, LoopState, search_on_device
+from autosched.search.loop import LoopResult, LoopSettings, LoopState, search_on_device
 from autosched.search.portfolio import Proposal, difference, proposals
 from autosched.search.priorities import by_path
 from autosched.search.problem import Problem
@@ -179,6 +180,26 @@ def test_a_resumed_halving_compares_no_times_of_two_runs_with_each_other() -> No
     assert {item.proposal.key: item.ratio for item in ranked} == pytest.approx({"key0": 1.0, "key1": 0.9, "key2": 0.8}, rel=0.02)
 
 
+def test_times_that_are_known_but_of_different_rounds_are_not_compared_with_each_other() -> None:
+    chosen = made_up(2)
+    # After two rounds of both, each was measured without the other.
+    known = {"key0": [50.0] * 4, "key1": [45.0] * 4}
+    ledger = Ledger.resume(known, lots={"key0": [1, 1, 2, 2], "key1": [1, 1, 3, 3]})
+    table = Table(chosen, [100.0, 90.0])
+    assert ledger.take(chosen, 2, table) == {"key0": [50.0] * 2, "key1": [45.0] * 2}
+    taken = ledger.take(chosen, 2, table)
+    assert table.calls == [(2, 2)]
+    assert min(*taken["key0"], *taken["key1"]) > 80.0
+
+
+def test_fewer_known_times_than_wanted_are_used_up_and_no_more() -> None:
+    chosen = made_up(2)
+    table = Table(chosen, [10.0, 20.0])
+    ledger = Ledger.resume({"key0": [1.0] * 3, "key1": [2.0] * 3})
+    assert ledger.used(chosen, 5) == {"key0": [1.0] * 3, "key1": [2.0] * 3}
+    assert [len(times) for times in ledger.take(chosen, 2, table).values()] == [2, 2]
+
+
 def test_two_proposals_with_one_key_are_refused() -> None:
     chosen = made_up(2)
     with pytest.raises(ValueError, match="canonical"):
@@ -318,6 +339,24 @@ def test_a_killed_loop_goes_on_to_the_same_result() -> None:
     assert result.best.key == expected.best.key
     assert result.best_us == expected.best_us
     assert 0 < sum(map(len, known.values())) == expected.ledger.measured - result.ledger.measured
+
+
+def test_a_loop_whose_only_find_had_failed_goes_on_to_the_same_result() -> None:
+    problem, kernels = synthetic.random_block_problem(8, 25)
+    few = dataclasses.replace(SETTINGS, candidates=1)
+
+    def found(bench: FakeBench, **known: Any) -> LoopResult:
+        return search_on_device(problem, bench, context(2000), few, strategies=(), **known)
+
+    probe = FakeBench(problem, kernels)
+    found(probe)
+    second = list(probe.times)[1]
+    whole, resumed = (FakeBench(problem, kernels, fail=frozenset({second})) for _ in range(2))
+    expected = found(whole)
+    assert second in expected.ledger.failures
+    result = found(resumed, known_times_us=whole.times, known_failures=expected.ledger.failures, known_traces=whole.known_traces)
+    assert resumed.runs == 0
+    assert result.rounds == expected.rounds
 
 
 def test_a_loop_without_traces_still_corrects_and_a_failing_best_is_replaced() -> None:

@@ -198,7 +198,7 @@ class _Parts:
         return Node(op, args, dict(options), outputs, f"{self.node.name}_{name}", self.node.source)
 
     def _stand_for(self, values: Sequence[int]) -> None:
-        """Let the calls fill what ``node`` filled, and drop those that nobody reads then."""
+        """Let the calls fill what ``node`` filled."""
         named = {value: output for value, output in zip(values, self.node.outputs, strict=True) if output >= 0}
         for call in self.calls:
             call.substitute(named)

@@ -75,11 +75,13 @@ def _candidate(node: Node, draft: Draft) -> int | None:
     if node.kind in _NEUTRAL:
         name, neutral = _NEUTRAL[node.kind]
         scalar = node.argument(name)
-        rounds = node.kind == "aten::div" and node.op._schema.overload_name.endswith("mode")
-        if isinstance(scalar, int | float) and not isinstance(scalar, bool) and scalar == neutral and not rounds:
+        # An alpha turns the sign of a zero, a rounding mode rounds.
+        plain = len(node.args) == 2 and not node.kwargs
+        if isinstance(scalar, int | float) and not isinstance(scalar, bool) and scalar == neutral and plain:
             dtype: torch.dtype = getattr(torch, draft.specs[first.value].dtype)
-            signed = dtype.is_floating_point or dtype.is_complex
-            return first.value if not signed or copysign(1, scalar) == copysign(1, neutral) else None
+            same = not dtype.is_floating_point or copysign(1, scalar) == copysign(1, neutral)
+            # Beside complex numbers the scalar is one, and its imaginary zero makes other zeros, and NaN of infinity.
+            return first.value if same and not dtype.is_complex else None
     return None
 
 
