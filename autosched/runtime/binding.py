@@ -100,6 +100,8 @@ class Binder:
         self._overwrites = overwrites
         self._padded = padded
         self._factory = runner_factory(device)
+        # Of every schedule, also while it is not in memory: what the model was seen to do is held against what it is by then.
+        self._manners: dict[Bundle, _Manners] = {}
 
     def prepare(self, bundle: Bundle) -> Prepared:
         """Bind, audit and compare one schedule.
@@ -111,7 +113,7 @@ class Binder:
         _require_threads(bundle, self._label)
         graph = bundle.program.graph
         plan = make_plan(graph, bundle.schedule)
-        manners = _Manners()
+        manners = self._manners.setdefault(bundle, _Manners())
         return Prepared(
             bundle.program,
             self._device,

@@ -67,7 +67,7 @@ class Slot:
         self._prepare = prepare
         self._lock = threading.Lock()
         self._of_parent: Prepared | None = None
-        self.given_up = False  # for what the model was, which it may cease to be, or for want of memory
+        self.given_up = False  # until refresh(): for what the model was, which it may cease to be, or for want of memory
         self._unsettled = 0  # comparisons in a row during which the model was changed
         self._short = 0  # attempts, since the last call that went well, for which there was no memory
         self._left_alone = 0  # calls to come that are left to the model before it is made ready again
@@ -233,7 +233,7 @@ class Slot:
     def _retire(self, kind: str, reason: str, error: BaseException | None) -> Refused:
         self.refused = reason
         self.prepared = None
-        self.given_up = kind in ("model", "memory")
+        self.given_up = kind != "failure"
         return Refused(kind, reason, error if isinstance(error, Exception) else None)
 
 
