@@ -264,8 +264,14 @@ def _part_that_fits(bundle: Bundle, host: tuple[DeviceKey, SoftwareKey], model: 
     """Where in ``model`` a module has the parameters of a bundle that has any: libraries keep a model within one of theirs."""
     if not any(binding.source is not ConstantSource.LITERAL for binding in bundle.program.bindings):
         return ""
+    if check_bundle(bundle, *host).compatibility is Compatibility.INCOMPATIBLE:
+        return ""
     parts = ((name, module) for name, module in model.named_modules() if name)
-    return next((name for name, part in parts if check_bundle(bundle, *host, part).compatibility is not Compatibility.INCOMPATIBLE), "")
+    return next((name for name, part in parts if not any(map(_is_grave, differences_of(bundle.program, part)))), "")
+
+
+def _is_grave(difference: Difference) -> bool:
+    return difference.compatibility is Compatibility.INCOMPATIBLE
 
 
 def _compiled_part(model: torch.nn.Module) -> str:
