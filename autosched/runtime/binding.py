@@ -157,8 +157,10 @@ class Binder:
             bound = bind(program, constants, device)
             regions = regions_of(program, plan, device, bound.kernels)
             bound = bound if regions is None else regions.apply(bound, plan)
+        without = ""
         if regions is not None and regions.refusals:
-            _log.warning("%d operators of %s run call by call: %s", len(regions.refusals), self._label, regions.refusals[0].reason)
+            without = f"{len(regions.refusals)} operators run call by call: {regions.refusals[0].reason}"
+            _log.warning("of %s, %s", self._label, without)
         if program.writes and (verify or manners.seen is None):
             manners.seen = self._asked(program)
         served = self._in_place(bound, plan, manners.seen)
@@ -175,9 +177,9 @@ class Binder:
         intermediates = getattr(runner(), "peak_bytes", 0) or peak_live_bytes(program.graph, plan, homes_of(served.in_place))
         packed = unshared_bytes([*bound.constants, *fixed_tensors(bound.kernels)], constants.values())
         if manners.seen is None:
-            return Bound(runner(), watch, intermediates, packed, error)
+            return Bound(runner(), watch, intermediates, packed, error, without=without)
         writes = WriteBacks(program, self.model, list(constants.values()), manners.seen, served.in_place)
-        return Bound(runner(), watch, intermediates, packed, error, writes, self._overwriting(served, plan, runner()))
+        return Bound(runner(), watch, intermediates, packed, error, writes, self._overwriting(served, plan, runner()), without)
 
     def _in_place(self, bound: BoundProgram, plan: Plan, asked: Asked | None) -> BoundProgram:
         """The program that is served: with those of its write-backs done in place that may be, by the plan and by what the model does."""

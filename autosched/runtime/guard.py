@@ -39,7 +39,7 @@ _HOOKED = (
 
 
 class FallbackWarning(UserWarning):
-    """The model ran as it came, without its schedule; the message says why. Given once for each reason and loaded model."""
+    """The model ran as it came, without its schedule; the message says why. Given once for each kind of reason and loaded model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class LoadReport:
         shapes: one entry for each shape of the bundle.
         padding: whether calls of other shapes are padded: ``on``, ``off``, or why not.
         evictions: how often a ready schedule made room for another.
-        notes: what was not checked, and what would make it so.
+        notes: what was not checked, and what would make it so; what schedules in memory run without, and why.
         shared_bytes: of the shapes' ``workspace_bytes``, what is in memory once and counted by several: weights that were packed alike.
     """
 
@@ -262,6 +262,7 @@ class LoadedModel:
             shapes=shapes,
             padding="off" if table.padding is None else table.padding.refused or "on",
             evictions=table.evictions,
+            notes=(*base.notes, *dict.fromkeys(each.without for each in prepared if each is not None and each.without)),
             shared_bytes=_shared_bytes([each.packed_bytes for each in prepared if each is not None]),
         )
 

@@ -81,6 +81,7 @@ class Bound:
         max_abs_error: largest difference from the model, if they were compared.
         writes: what it reads of the model's state and writes back, if there is anything.
         overwriting: if the runner itself changes such memory.
+        without: what it runs without here, and why; empty if nothing.
     """
 
     runner: Runner
@@ -90,6 +91,7 @@ class Bound:
     max_abs_error: float | None
     writes: WriteBacks | None = None
     overwriting: Overwriting | None = None
+    without: str = ""
 
 
 class Prepared:
