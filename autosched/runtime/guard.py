@@ -161,6 +161,7 @@ class LoadedModel:
         Raises:
             InputMismatch: with ``strict``, if there is no schedule for such inputs.
             AutoschedError: with ``strict``, if the schedule may not run for another reason.
+            HalfWritten: if the schedule failed when it had changed part of the model's state, which is then the caller's to reset.
         """
         running = self._running
         if running.inside:
