@@ -100,6 +100,8 @@ class Binder:
         self._overwrites = overwrites
         self._padded = padded
         self._factory = runner_factory(device)
+        # Of every schedule, also while it is not in memory: what the model was seen to do is held against what it is by then.
+        self._manners: dict[Bundle, _Manners] = {}
 
     def prepare(self, bundle: Bundle) -> Prepared:
         """Bind, audit and compare one schedule.
@@ -111,7 +113,7 @@ class Binder:
         _require_threads(bundle, self._label)
         graph = bundle.program.graph
         plan = make_plan(graph, bundle.schedule)
-        manners = _Manners()
+        manners = self._manners.setdefault(bundle, _Manners())
         return Prepared(
             bundle.program,
             self._device,
@@ -155,8 +157,10 @@ class Binder:
             bound = bind(program, constants, device)
             regions = regions_of(program, plan, device, bound.kernels)
             bound = bound if regions is None else regions.apply(bound, plan)
+        without = ""
         if regions is not None and regions.refusals:
-            _log.warning("%d operators of %s run call by call: %s", len(regions.refusals), self._label, regions.refusals[0].reason)
+            without = f"{len(regions.refusals)} operators run call by call: {regions.refusals[0].reason}"
+            _log.warning("of %s, %s", self._label, without)
         if program.writes and (verify or manners.seen is None):
             manners.seen = self._asked(program)
         served = self._in_place(bound, plan, manners.seen)
@@ -173,9 +177,9 @@ class Binder:
         intermediates = getattr(runner(), "peak_bytes", 0) or peak_live_bytes(program.graph, plan, homes_of(served.in_place))
         packed = unshared_bytes([*bound.constants, *fixed_tensors(bound.kernels)], constants.values())
         if manners.seen is None:
-            return Bound(runner(), watch, intermediates, packed, error)
+            return Bound(runner(), watch, intermediates, packed, error, without=without)
         writes = WriteBacks(program, self.model, list(constants.values()), manners.seen, served.in_place)
-        return Bound(runner(), watch, intermediates, packed, error, writes, self._overwriting(served, plan, runner()))
+        return Bound(runner(), watch, intermediates, packed, error, writes, self._overwriting(served, plan, runner()), without)
 
     def _in_place(self, bound: BoundProgram, plan: Plan, asked: Asked | None) -> BoundProgram:
         """The program that is served: with those of its write-backs done in place that may be, by the plan and by what the model does."""

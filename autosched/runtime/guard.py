@@ -21,6 +21,7 @@ from autosched.runtime.foreign_modes import foreign_mode
 from autosched.runtime.prepared import Prepared
 from autosched.runtime.shape_table import ShapeTable
 from autosched.runtime.slot import Refused, Slot
+from autosched.runtime.state import turn_of
 from autosched.runtime.write_back import normal
 
 # A server that sees every shape there is must not keep a list of them all.
@@ -38,7 +39,7 @@ _HOOKED = (
 
 
 class FallbackWarning(UserWarning):
-    """The model ran as it came, without its schedule; the message says why. Given once for each reason and loaded model."""
+    """The model ran as it came, without its schedule; the message says why. Given once for each kind of reason and loaded model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class LoadReport:
         shapes: one entry for each shape of the bundle.
         padding: whether calls of other shapes are padded: ``on``, ``off``, or why not.
         evictions: how often a ready schedule made room for another.
-        notes: what was not checked, and what would make it so.
+        notes: what was not checked, and what would make it so; what schedules in memory run without, and why.
         shared_bytes: of the shapes' ``workspace_bytes``, what is in memory once and counted by several: weights that were packed alike.
     """
 
@@ -140,6 +141,7 @@ class LoadedModel:
         self._forward: Callable[..., Any] = model.forward._forward if isinstance(model.forward, LoadedModel) else model.forward
         older = schedule_within(self._forward)
         self._older_aside: Callable[[], Any] = nullcontext if older is None else older.standing_aside
+        self._turn = turn_of(model) if table is not None and any(slot.program.state for slot in table.slots) else None
         self._hooks = hooks_around(model)
         self._signature = inspect.signature(model.forward)
         # In the model's place it is asked what it takes: generate() of transformers gives a model no positions if that has no such name.
@@ -159,6 +161,7 @@ class LoadedModel:
         Raises:
             InputMismatch: with ``strict``, if there is no schedule for such inputs.
             AutoschedError: with ``strict``, if the schedule may not run for another reason.
+            HalfWritten: if the schedule failed when it had changed part of the model's state, which is then the caller's to reset.
         """
         running = self._running
         if running.inside:
@@ -260,6 +263,7 @@ class LoadedModel:
             shapes=shapes,
             padding="off" if table.padding is None else table.padding.refused or "on",
             evictions=table.evictions,
+            notes=(*base.notes, *dict.fromkeys(each.without for each in prepared if each is not None and each.without)),
             shared_bytes=_shared_bytes([each.packed_bytes for each in prepared if each is not None]),
         )
 
@@ -318,9 +322,16 @@ class LoadedModel:
         return result
 
     def _as_it_came(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        there = schedule_within(self.model.__dict__.get("forward"))
         # In the model's place, the model's own call is on its way already, and runs its hooks.
-        run = self._forward if self._in_place else self.model
-        with self._older_aside():
+        run = self._forward if there is self else self.model
+        if self._turn is None:
+            with self._older_aside():
+                return run(*args, **kwargs)
+        # A newer one in the model's place would have this thread, which has the turn, wait for one that waits for the turn.
+        newer = nullcontext() if there is None or there is self else there.standing_aside()
+        # Whoever compares a schedule with the model has other numbers in its state meanwhile.
+        with self._turn.lock, newer, self._older_aside():
             return run(*args, **kwargs)
 
     @property

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -25,7 +26,8 @@ from autosched.runtime.trees import describe_tree, returns_given, unflatten_inpu
 from autosched.runtime.weights import ModelWatch
 
 _SEED = 8_191
-# Of one shape. Each costs two calls of the model; whoever makes up orders shall not have it run for nothing else.
+# Of one shape, until its model is changed. Each costs two calls of the model; whoever makes up orders shall not have it run for nothing
+# else.
 _MOST_TRIED = 16
 
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -36,8 +38,8 @@ class KeyOrders:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        self._settled: dict[tuple[int, object], tuple[ModelWatch, bool]] = {}
-        self._tried: dict[int, int] = {}
+        # Each shape has a watch of its own, and another one once its model was changed. None is held here, for it holds the weights.
+        self._settled: WeakKeyDictionary[ModelWatch, dict[object, bool]] = WeakKeyDictionary()
 
     def matters(self, prepared: Prepared, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether the model may answer this call otherwise than the same one in the order of ``prepared.program``; tried if need be.
@@ -46,16 +48,13 @@ class KeyOrders:
             prepared: fits the model as it is now, and is not used meanwhile. What was seen of a model is forgotten once it is changed.
             args, kwargs: as :func:`in_captured_order` was given them, when it found something to change.
         """
-        shape, order = id(prepared.program), _order((args, dict(kwargs)))
-        watch, does = self._settled.get((shape, order), (None, True))
-        if watch is prepared.watch:
-            return does
-        self._tried[shape] = self._tried.get(shape, 0) + 1
-        if self._tried[shape] > _MOST_TRIED:
-            return True
-        does = self._differs(prepared, args, kwargs)
-        self._settled[shape, order] = prepared.watch, does
-        return does
+        settled = self._settled.setdefault(prepared.watch, {})
+        order = _order((args, dict(kwargs)))
+        if order not in settled:
+            if len(settled) >= _MOST_TRIED:
+                return True
+            settled[order] = self._differs(prepared, args, kwargs)
+        return settled[order]
 
     def _differs(self, prepared: Prepared, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         program, model = prepared.program, self._model

@@ -38,8 +38,10 @@ from autosched.runtime.shape_table import ShapeTable
 from autosched.runtime.shapes import find_buckets
 from autosched.runtime.shapes_padding import Padding
 from autosched.runtime.slot import Slot
-from autosched.runtime.verdict import GRAVEST_FIRST, Compatibility, Verdict, check_bundle
+from autosched.runtime.verdict import GRAVEST_FIRST, Compatibility, Difference, Verdict, check_bundle, differences_of
 from autosched.runtime.weights import UnwatchableModel, part_in_training
+from autosched.runtime.winograd.library import winograd_library
+from autosched.runtime.winograd.steps import OUTPUTS
 
 __all__ = ["FallbackWarning", "LoadReport", "LoadedModel", "ShapeReport", "load"]
 
@@ -204,7 +206,7 @@ def _open(
             label, [f"device: tuned on {kind}, but the model is on {device}; move the model, or tune for {device.type}"], what_to_do=""
         )
     if kind == "cpu":
-        _ready_lanes(facts.bundles)
+        _ready_code(facts.bundles)
     host = _host_keys(kind, device, label)
     facts.verdicts = [check_bundle(bundle, *host, model) for bundle in facts.bundles]
     facts.bundles = [for_engine(bundle, host[1].engine) for bundle in facts.bundles]
@@ -262,18 +264,29 @@ def _part_that_fits(bundle: Bundle, host: tuple[DeviceKey, SoftwareKey], model: 
     """Where in ``model`` a module has the parameters of a bundle that has any: libraries keep a model within one of theirs."""
     if not any(binding.source is not ConstantSource.LITERAL for binding in bundle.program.bindings):
         return ""
+    if check_bundle(bundle, *host).compatibility is Compatibility.INCOMPATIBLE:
+        return ""
     parts = ((name, module) for name, module in model.named_modules() if name)
-    return next((name for name, part in parts if check_bundle(bundle, *host, part).compatibility is not Compatibility.INCOMPATIBLE), "")
+    return next((name for name, part in parts if not any(map(_is_grave, differences_of(bundle.program, part)))), "")
+
+
+def _is_grave(difference: Difference) -> bool:
+    return difference.compatibility is Compatibility.INCOMPATIBLE
 
 
 def _compiled_part(model: torch.nn.Module) -> str:
     return next((f"model.{name}" for name, module in model.named_modules() if name and wrapped_in(module)[0] == "torch.compile"), "")
 
 
-def _ready_lanes(bundles: Sequence[Bundle]) -> None:
-    """Build the native lanes that a schedule was tuned with, if they are not there and can be: once on a machine, some ten seconds."""
+def _ready_code(bundles: Sequence[Bundle]) -> None:
+    """Build the C++ of ours that a schedule was tuned with, if it is not there and can be: once on a machine, some ten seconds.
+
+    Before the verdict, which says what could not be had, and why.
+    """
     if any(bundle.key.software.engine is Engine.NATIVE for bundle in bundles) and native_library() is None and not obstacle():
         build_native()
+    if any(variant in OUTPUTS for bundle in bundles for variant in bundle.schedule.variant):
+        winograd_library()
 
 
 def _padding(model: torch.nn.Module, facts: _Facts) -> Padding | None:

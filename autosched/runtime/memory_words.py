@@ -31,16 +31,16 @@ class MemoryWords:
     ``places`` are addresses of whole words, for who compares nothing less: in that of a small tensor there may be a neighbour as well.
     """
 
-    __slots__ = ("_held", "_was", "_whose", "_words", "places")
+    __slots__ = ("_was", "_whose", "_words", "places")
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        # The memory, not only the tensor, which may be given other.
         kept = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.layout is torch.strided]
-        self._held = [tensor.detach() for tensor in kept]
-        found = [(tensor, word, place) for tensor, held in zip(kept, self._held, strict=True) for word, place in _telling_places(held)]
-        self._whose = [tensor for tensor, _, _ in found]
-        self.places: Sequence[int] = list(dict.fromkeys(place & -_BYTES for _, _, place in found))
-        self._words = [word.from_address(place) for _, word, place in found]
+        # The memory, not only the tensor, which may be given other.
+        held = [(tensor, tensor.detach()) for tensor in kept]
+        found = [(tensor, memory, *told) for tensor, memory in held for told in _telling_places(memory)]
+        self._whose = [(tensor, memory, memory.data_ptr()) for tensor, memory, _, _ in found]
+        self.places: Sequence[int] = list(dict.fromkeys(place & -_BYTES for _, _, _, place in found))
+        self._words = [word.from_address(place) for _, _, word, place in found]
         self._was = [word.value for word in self._words]
 
     def changed(self) -> bool:
@@ -48,9 +48,9 @@ class MemoryWords:
         return [word.value for word in self._words] != self._was
 
     def different(self) -> list[torch.Tensor]:
-        """Those of which a word differs."""
+        """Those of which a word differs, or whose memory was given back (``untyped_storage().resize_``), so that none may be read."""
         words = zip(self._whose, self._words, self._was, strict=True)
-        return [tensor for tensor, word, was in words if word.value != was]
+        return [tensor for (tensor, memory, start), word, was in words if memory.data_ptr() != start or word.value != was]
 
 
 def _telling_places(tensor: torch.Tensor) -> list[tuple[Any, int]]:

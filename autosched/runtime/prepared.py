@@ -81,6 +81,7 @@ class Bound:
         max_abs_error: largest difference from the model, if they were compared.
         writes: what it reads of the model's state and writes back, if there is anything.
         overwriting: if the runner itself changes such memory.
+        without: what it runs without here, and why; empty if nothing.
     """
 
     runner: Runner
@@ -90,6 +91,7 @@ class Bound:
     max_abs_error: float | None
     writes: WriteBacks | None = None
     overwriting: Overwriting | None = None
+    without: str = ""
 
 
 class Prepared:
@@ -118,7 +120,7 @@ class Prepared:
         self.late_watch = late_watch
         self.max_abs_error = 0.0
         self._bind = bind
-        self._careful: Runner | None = None
+        self._careful = False  # whether a run may change nothing before it has succeeded
         self._unrest = Unrest()
         self._take(bind(True))
 
@@ -161,11 +163,12 @@ class Prepared:
             HalfWritten: if something was. The next call changes nothing before it has succeeded, so that it is seen who is to blame.
         """
         overwriting.begun.set(False)
-        outcome = self._launch(inputs, self._careful)
+        # Made now, and not when it is found that it will be needed: what making it raises must not hide what became of that run.
+        outcome = self._launch(inputs, overwriting.otherwise() if self._careful else None)
         if not isinstance(outcome, Exception):
-            self._careful = None
+            self._careful = False
         elif overwriting.begun.yes:
-            self._careful = overwriting.otherwise()
+            self._careful = True
             raise HalfWritten(
                 f"an operator failed after part of the model's state was changed ({type(outcome).__name__}: {outcome}); the model was not "
                 "run, because it would change that part twice. Reset the model's state."
@@ -256,8 +259,8 @@ class Prepared:
     def _take(self, bound: Bound) -> None:
         self.runner, self.watch, self.writes = bound.runner, bound.watch, bound.writes
         self.intermediate_bytes, self.packed_bytes = bound.intermediate_bytes, bound.packed_bytes
-        self.overwriting = bound.overwriting
-        self._careful = None
+        self.overwriting, self.without = bound.overwriting, bound.without
+        self._careful = False
         self.seen = object()
         if bound.max_abs_error is not None:
             self.max_abs_error = bound.max_abs_error

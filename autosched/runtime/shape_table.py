@@ -41,6 +41,7 @@ class Found:
         form, leaves: what the call was recognised by, if it is not ``checked`` and a like call may be.
         objects: of the call, in the order of their numbers; ``None`` if it was not taken apart on the way here.
         given: those that are to come back themselves, by number; ``None`` for most models.
+        refused: why the schedule may not run, if that is known already.
     """
 
     slot: Slot
@@ -51,6 +52,7 @@ class Found:
     leaves: Sequence[Any] = ()
     objects: Sequence[Any] | None = None
     given: Mapping[int, Any] | None = None
+    refused: Refused | None = None
 
     def learn(self) -> None:
         """Recognise calls like this at once from now on. Only after every check has passed; ``tensors`` as they then are."""
@@ -165,6 +167,8 @@ class ShapeTable:
 
     def run(self, found: Found) -> list[torch.Tensor] | Exception | Refused:
         """As ``slot.run``, with no more schedules ready than allowed; outputs of a padded call as the model returns them."""
+        if found.refused is not None:
+            return found.refused
         slot, padding = found.slot, self.padding
         if padding is None or found.size is None:
             return self._run(slot, found.tensors, None)
@@ -181,7 +185,7 @@ class ShapeTable:
         if not self._bounded:
             return slot.run(tensors, barred)
         try:
-            self._borrow(slot)
+            self._borrow(slot, not slot.left_to_the_model)
             return slot.run(tensors, barred)
         finally:
             self._give_back()
@@ -211,17 +215,21 @@ class ShapeTable:
         for slot in self.slots:
             slot.after_fork(usable=self.kind != "cuda")
 
-    def _borrow(self, slot: Slot) -> None:
+    def _borrow(self, slot: Slot, room: bool = True) -> None:
+        """Keep ``slot`` in memory until it is given back; with ``room``, have others make room for it now."""
         with self._lock:
             self._used[threading.get_ident()] = slot
             self._recent[id(slot)] = slot
             self._recent.move_to_end(id(slot))
-            dropped = self._over()
+            dropped = self._over() if room else []
         _close(dropped)
 
     def _give_back(self) -> None:
         with self._lock:
-            self._used.pop(threading.get_ident(), None)
+            slot = self._used.pop(threading.get_ident(), None)
+            if slot is not None and slot.prepared is None and slot not in self._used.values():
+                # It takes no memory, and so has no share in what is allowed.
+                self._recent.pop(id(slot), None)
             dropped = self._over()
         _close(dropped)
 
@@ -255,11 +263,13 @@ class ShapeTable:
             if found is None or orders is None:
                 continue
             try:
-                self._borrow(found.slot)
-                if found.slot.says(lambda prepared: not orders.matters(prepared, args, kwargs)):
-                    return found
+                self._borrow(found.slot, not found.slot.left_to_the_model)
+                said = found.slot.says(lambda prepared: not orders.matters(prepared, args, kwargs))
             finally:
                 self._give_back()
+            if said:
+                found.refused = said if isinstance(said, Refused) else None
+                return found
         return None
 
     def _search(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:

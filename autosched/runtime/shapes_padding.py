@@ -24,6 +24,7 @@ from autosched.runtime.kernels import random_inputs
 from autosched.runtime.no_memory import lacks_memory
 from autosched.runtime.prepared import OPERATOR_ERRORS, Prepared
 from autosched.runtime.shapes import Buckets
+from autosched.runtime.slot import reading_order
 from autosched.runtime.telling_inputs import telling_inputs
 from autosched.runtime.unrest import Unrest
 from autosched.runtime.weights import Change
@@ -66,8 +67,7 @@ class Padding:
         program = self._programs[0]
         self._reader = CallReader(program.input_tree)
         self._plain = {place: expected_key(program, leaf) for place, leaf in enumerate(program.input_leaves) if not isinstance(leaf, Ref)}
-        place = {leaf.value: index for index, leaf in enumerate(program.input_leaves) if isinstance(leaf, Ref)}
-        self._order = [place[value] for value in program.given]
+        self._order = reading_order(program)
 
     def fit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, list[torch.Tensor], int] | str:
         """The place of the shape to run, its padded inputs, and the size to cut outputs to; or why the call cannot be padded."""

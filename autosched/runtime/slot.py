@@ -58,7 +58,7 @@ class Slot:
         self.max_abs_error = 0.0
         self.answer = answer_maker(program)
         self.returns_given = returns_given(program)
-        self.order = _reading_order(program)
+        self.order = reading_order(program)
         values = program.graph.values
         self.strides = [values[index].spec.strides for index in program.given]
         targets = {item.target for item in program.writes}
@@ -67,7 +67,7 @@ class Slot:
         self._prepare = prepare
         self._lock = threading.Lock()
         self._of_parent: Prepared | None = None
-        self.given_up = False  # for what the model was, which it may cease to be, or for want of memory
+        self.given_up = False  # until refresh(): for what the model was, which it may cease to be, or for want of memory
         self._unsettled = 0  # comparisons in a row during which the model was changed
         self._short = 0  # attempts, since the last call that went well, for which there was no memory
         self._left_alone = 0  # calls to come that are left to the model before it is made ready again
@@ -101,6 +101,11 @@ class Slot:
             state = []
         return Extents(extent_of(tensor) for tensor in (*(tensors[place] for place in self.changed), *state))
 
+    @property
+    def left_to_the_model(self) -> bool:
+        """Whether the model runs the next call in any case, so that nothing is made ready for it."""
+        return self.prepared is None and (bool(self.refused) or self._left_alone > 0)
+
     def ready(self) -> Prepared:
         """The schedule, made ready if it is not; whatever ``prepare`` raises. Under the slot's lock."""
         if self.prepared is None:
@@ -125,30 +130,15 @@ class Slot:
             prepared = self.prepared
             try:
                 if prepared is None:
-                    if self.refused:
-                        return Refused("retired", self.refused)
-                    if self._left_alone:
-                        self._left_alone -= 1
-                        return Refused("memory", self._shortage)
+                    if self.left_to_the_model:
+                        return self._left()
                     prepared = self.ready()
                 outcome = prepared.run(tensors)
                 self._unsettled = 0
             except HalfWritten:
                 raise
-            except ChangedMeanwhile as error:
-                self._unsettled += 1
-                if self._unsettled > _MOST_UNSETTLED:
-                    return self._retire("model", str(error), error)
-                return Refused("model", str(error), error)
-            except InAnotherMode as error:
-                return Refused("model", str(error), error)
-            except NoLongerFits as error:
-                return self._no_longer_fits(error)
-            except OPERATOR_ERRORS as error:
-                let_through(error)
-                what = str(error) if isinstance(error, AutoschedError) else f"{type(error).__name__}: {error}"
-                reason = f"the schedule for {self.label} is not used: {what}"
-                return self._lacked(reason, error) if lacks_memory(error) else self._retire("prepare", reason, error)
+            except (NoLongerFits, *OPERATOR_ERRORS) as error:
+                return self._may_not_run(error)
             if isinstance(outcome, str):
                 return Refused("model", outcome)
             if not isinstance(outcome, Exception):
@@ -158,15 +148,17 @@ class Slot:
                 self._short = 0
             return outcome
 
-    def says(self, asked: Callable[[Prepared], bool]) -> bool:
-        """Whether the schedule may run on the model as it is now, and ``asked`` says yes of it."""
+    def says(self, asked: Callable[[Prepared], bool]) -> bool | Refused:
+        """What ``asked`` says of the schedule, with the model as it is now; or why the schedule may not run, as :meth:`run`."""
         with self._lock:
             try:
-                return not self.refused and not self.ready().follow() and asked(self.ready())
+                if self.left_to_the_model:
+                    return self._left()
+                if reason := self.ready().follow():
+                    return Refused("model", reason)
+                return asked(self.ready())
             except (NoLongerFits, *OPERATOR_ERRORS) as error:
-                let_through(error)
-                # The next call that is run tells of it.
-                return False
+                return self._may_not_run(error)
 
     def refresh(self) -> Refused | None:
         """Read all parameters again, if the schedule is ready; try it once more, if it was given up for a change or for want of memory.
@@ -211,6 +203,27 @@ class Slot:
             self._of_parent, self.prepared, self.given_up = self.prepared, None, False
             self.refused = "it was loaded before this process was forked, and CUDA does not outlive a fork; load in each process"
 
+    def _left(self) -> Refused:
+        """Why the model runs a call that is left to it."""
+        if self.refused:
+            return Refused("retired", self.refused)
+        self._left_alone -= 1
+        return Refused("memory", self._shortage)
+
+    def _may_not_run(self, error: Exception) -> Refused:
+        """What becomes of a schedule that could not be made ready, or could not follow its model."""
+        if isinstance(error, NoLongerFits):
+            return self._no_longer_fits(error)
+        if isinstance(error, ChangedMeanwhile):
+            self._unsettled += 1
+            return self._retire("model", str(error), error) if self._unsettled > _MOST_UNSETTLED else Refused("model", str(error), error)
+        if isinstance(error, InAnotherMode):
+            return Refused("model", str(error), error)
+        let_through(error)
+        what = str(error) if isinstance(error, AutoschedError) else f"{type(error).__name__}: {error}"
+        reason = f"the schedule for {self.label} is not used: {what}"
+        return self._lacked(reason, error) if lacks_memory(error) else self._retire("prepare", reason, error)
+
     def _no_longer_fits(self, error: NoLongerFits) -> Refused:
         # The older schedule goes even so: whoever makes it ready again needs the memory, and it computes what the model was.
         if lacks_memory(error):
@@ -233,11 +246,11 @@ class Slot:
     def _retire(self, kind: str, reason: str, error: BaseException | None) -> Refused:
         self.refused = reason
         self.prepared = None
-        self.given_up = kind in ("model", "memory")
+        self.given_up = kind != "failure"
         return Refused(kind, reason, error if isinstance(error, Exception) else None)
 
 
-def _reading_order(program: Program) -> list[int]:
+def reading_order(program: Program) -> list[int]:
     """Place among the call's leaves of each input that the caller gives."""
     place = {leaf.value: index for index, leaf in enumerate(program.input_leaves) if isinstance(leaf, Ref)}
     return [place[value] for value in program.given]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -85,13 +86,18 @@ def check_bundle(
     found += [Difference(Compatibility.INCOMPATIBLE, line) for line in _custom_operators(bundle.program)]
     found += [Difference(Compatibility.DEGRADED, line) for line in _missing_convolutions(bundle)]
     if model is not None:
-        found += _model_differences(bundle.program, model)
-        refused = (*_other_shapes(bundle.program, model), *decided_otherwise(bundle.program.decided, model))
-        found += [Difference(Compatibility.INCOMPATIBLE, line) for line in refused]
+        found += differences_of(bundle.program, model)
     found.sort(key=lambda difference: GRAVEST_FIRST.index(difference.compatibility))
     found = [Difference(item.compatibility, printable(item.line)) for item in found]
     worst = found[0].compatibility if found else Compatibility.EXACT
     return Verdict(worst, tuple(found))
+
+
+def differences_of(program: Program, model: torch.nn.Module) -> Iterator[Difference]:
+    """In what ``model`` differs from the one that ``program`` was captured from, whatever the host is."""
+    yield from _weight_differences(program, model)
+    for line in (*_other_shapes(program, model), *decided_otherwise(program.decided, model)):
+        yield Difference(Compatibility.INCOMPATIBLE, line)
 
 
 def _of_device(line: str) -> Compatibility:
@@ -142,9 +148,8 @@ def _custom_operators(program: Program) -> list[str]:
     return lines
 
 
-def _model_differences(program: Program, model: torch.nn.Module) -> list[Difference]:
+def _weight_differences(program: Program, model: torch.nn.Module) -> Iterator[Difference]:
     own = named_tensors(model)
-    found: list[Difference] = []
     for binding in (*program.bindings, *program.state):
         if binding.source is ConstantSource.LITERAL:
             continue
@@ -153,14 +158,13 @@ def _model_differences(program: Program, model: torch.nn.Module) -> list[Differe
         what = f"{binding.source} {binding.name}"
         there = f"{list(spec.shape)} {spec.dtype}"
         if tensor is None:
-            found.append(Difference(Compatibility.INCOMPATIBLE, f"{what}: {there} there, absent here"))
+            yield Difference(Compatibility.INCOMPATIBLE, f"{what}: {there} there, absent here")
             continue
         here = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
         if here != there:
-            found.append(Difference(Compatibility.INCOMPATIBLE, f"{what}: {there} there, {here} here"))
+            yield Difference(Compatibility.INCOMPATIBLE, f"{what}: {there} there, {here} here")
         elif spec.strides and tensor.layout is torch.strided and tensor.stride() != spec.strides:
-            found.append(Difference(Compatibility.DEGRADED, f"{what}: strides {spec.strides} there, {tensor.stride()} here"))
-    return found
+            yield Difference(Compatibility.DEGRADED, f"{what}: strides {spec.strides} there, {tensor.stride()} here")
 
 
 def _other_shapes(program: Program, model: torch.nn.Module) -> list[str]:

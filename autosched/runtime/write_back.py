@@ -119,16 +119,18 @@ class WriteBacks:
             outputs: of the graph, in order; the caller's to keep.
 
         Raises:
-            HalfWritten: if writing failed.
+            HalfWritten: if writing failed, or anything before it did and the run itself has written in place.
         """
+        begun = bool(self._in_place)
         with torch.no_grad():
-            own = list(outputs) if torch.is_inference_mode_enabled() else [normal(tensor) for tensor in outputs]
-            values = [own[place] for place in self._values]
-            for index in self._copied_values:
-                values[index] = values[index].clone()
-            results = [tensor.clone() if place in self._copied_outputs else tensor for place, tensor in enumerate(own)]
-            ends: list[torch.Tensor] = []
             try:
+                own = list(outputs) if torch.is_inference_mode_enabled() else [normal(tensor) for tensor in outputs]
+                values = [own[place] for place in self._values]
+                for index in self._copied_values:
+                    values[index] = values[index].clone()
+                results = [tensor.clone() if place in self._copied_outputs else tensor for place, tensor in enumerate(own)]
+                ends: list[torch.Tensor] = []
+                begun = True
                 for index, (target, value, replaced) in enumerate(zip(self._targets, values, self.asked.replaced, strict=True)):
                     if replaced:
                         self._holders[target - self._given].put(value)
@@ -141,6 +143,8 @@ class WriteBacks:
                 for place, share in self._shares.items():
                     results[place] = _view(ends[share.write], share)
             except (RuntimeError, MemoryError) as error:
+                if not begun:
+                    raise
                 raise HalfWritten(f"what the model changes could not be written in full: {error}. Reset the model's state.") from error
         return results
 

@@ -128,5 +128,7 @@ def test_a_loader_without_a_compiler_runs_the_calls(
     bundle = dataclasses.replace(tuned.bundle, schedule=dataclasses.replace(tuned.bundle.schedule, variant=variant))
     x = torch.randn(32, 64)
     with torch.no_grad(), caplog.at_level("WARNING"):
-        torch.testing.assert_close(autosched.load(encode_bundle(bundle), model, strict=True)(x), model(x), rtol=1e-4, atol=1e-5)
+        loaded = autosched.load(encode_bundle(bundle), model, strict=True)
+        torch.testing.assert_close(loaded(x), model(x), rtol=1e-4, atol=1e-5)
     assert "run call by call: there is no C++ compiler" in caplog.text
+    assert loaded.report().notes == ("1 operators run call by call: there is no C++ compiler",)

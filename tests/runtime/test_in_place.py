@@ -584,6 +584,59 @@ def test_a_failure_half_way_is_said_and_the_model_is_not_run_on_what_was_changed
     assert not loaded.report().stepped_aside
 
 
+def test_a_failure_half_way_is_said_also_where_no_memory_is_left_for_the_next_run() -> None:
+    model = made(Looks)
+    loaded = load(bundle_bytes(model, (example(), GOOD)), model)
+    prepared = loaded._table.slots[0].prepared  # type: ignore[union-attr]
+    assert prepared is not None
+    assert prepared.overwriting is not None
+
+    def none_is_left() -> Any:
+        raise MemoryError
+
+    real, prepared.overwriting = prepared.overwriting, dataclasses.replace(prepared.overwriting, otherwise=none_is_left)
+    x = example()
+    with torch.no_grad():
+        with pytest.raises(HalfWritten):
+            loaded(x, BAD)
+        assert torch.equal(model.memory, x)
+        prepared.overwriting = real
+        with pytest.raises(IndexError):
+            loaded(x, BAD)
+        # By the model alone.
+        assert torch.equal(model.memory, x + x)
+
+
+class AnswersApart(Stateful):
+    """Answers with what it puts into its memory, and not with that."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        new = self.memory.mul(0.5)
+        self.memory.copy_(new)
+        return new
+
+
+def test_an_answer_for_which_no_memory_is_left_is_a_failure_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made(AnswersApart)
+    loaded = load(bundle_bytes(model, (example(),)), model)
+    prepared = loaded._table.slots[0].prepared  # type: ignore[union-attr]
+    assert prepared is not None
+    assert prepared.copied_back_bytes == 0
+    model.memory.fill_(8.0)
+
+    def none_is_left(tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 128 bytes.")
+
+    with torch.no_grad():
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "clone", none_is_left)
+            with pytest.raises(HalfWritten, match="can't allocate memory"):
+                loaded(example())
+        # Once, not twice.
+        assert torch.equal(model.memory, torch.full((4, SIZE), 4.0))
+        assert torch.equal(loaded(example()), torch.full((4, SIZE), 2.0))
+
+
 def test_with_copies_a_failure_has_changed_nothing_before_the_model_runs() -> None:
     model = made(Looks)
     loaded = load(bundle_bytes(model, (example(), GOOD)), model, in_place=False)

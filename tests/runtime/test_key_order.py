@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -169,3 +171,48 @@ def test_orders_without_end_are_not_tried_without_end(monkeypatch: pytest.Monkey
     assert model.ran == ran + 1
     _agrees(fast, model, (_turned(features), more))
     assert fast.report().calls == 2
+
+
+def test_an_order_is_tried_anew_for_each_model_and_those_before_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server puts new weights in place again and again."""
+    monkeypatch.setattr(key_order, "_MOST_TRIED", 1)
+    model = ByKey()
+    fast = _loaded(model, _call(), strict=True)
+    for _ in range(3):
+        model.one.weight = nn.Parameter(torch.randn(3, 4))
+        _agrees(fast, model, _turned(_call()))
+    assert fast.report().calls == 3
+
+
+def test_weights_that_were_replaced_are_not_held_for_an_order() -> None:
+    model = ByKey()
+    fast = _loaded(model, _call(), strict=True)
+    _agrees(fast, model, _turned(_call()))
+    former = weakref.ref(model.one.weight)
+    model.one.weight = nn.Parameter(torch.randn(3, 4))
+    _agrees(fast, model, _call())
+    gc.collect()
+    assert former() is None
+
+
+class Doubled(nn.Linear):
+    """Computes something else with weights of the same names."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2.0
+
+
+@pytest.mark.parametrize("prepare", ["all", "first-use"])
+def test_a_schedule_that_does_not_fit_is_given_up_by_a_call_in_another_order(prepare: Any) -> None:
+    """And not made ready at each such call."""
+    model = ByKey()
+    fast = _loaded(model, _call(), prepare=prepare)
+    model.two = Doubled(4, 3).eval()
+    with pytest.warns(FallbackWarning, match=r"outputs differ from the model's|calls other operators than before"), torch.no_grad():
+        fast(*_turned(_call()))
+    assert not fast.report().scheduled
+    ran = model.ran
+    with torch.no_grad():
+        fast(*_turned(_call()))
+    assert model.ran == ran + 1
+    assert sum(calls for _, calls in fast.report().stepped_aside) == 2

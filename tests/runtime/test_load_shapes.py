@@ -154,16 +154,19 @@ def test_many_threads_and_shapes_with_room_for_one(model: TwoBranches, data: byt
     assert report.ready == 1
 
 
+def _wrong(bundle: Bundle) -> Bundle:
+    """Sound, but of another computation: its program says times three where the model says times two."""
+    prologue = tuple(
+        dataclasses.replace(call, args=(call.args[0], 3.0)) if call.target == "aten::mul.Tensor" else call
+        for call in bundle.program.prologue
+    )
+    wrong = dataclasses.replace(bundle.program, prologue=prologue)
+    return make_bundle(wrong, bundle.schedule, bundle.evidence, bundle.literals, cpu_device_key(), software_key())
+
+
 def test_one_shape_that_fails_leaves_the_others(model: TwoBranches) -> None:
     shapes = shapes_of(model, 1, 4)
-    # Sound, but of another computation: its program says times three where the model says times two.
-    program = shapes[1].program
-    prologue = tuple(
-        dataclasses.replace(call, args=(call.args[0], 3.0)) if call.target == "aten::mul.Tensor" else call for call in program.prologue
-    )
-    wrong = dataclasses.replace(program, prologue=prologue)
-    forged = make_bundle(wrong, shapes[1].schedule, shapes[1].evidence, shapes[1].literals, cpu_device_key(), software_key())
-    data = encode_bundle(shapes[0], forged)
+    data = encode_bundle(shapes[0], _wrong(shapes[1]))
     with pytest.raises(IncompatibleArtifact, match="outputs differ from the model's"):
         load(data, model, strict=True)
     with pytest.warns(FallbackWarning, match="one of 2 shapes"):
@@ -180,6 +183,17 @@ def test_one_shape_that_fails_leaves_the_others(model: TwoBranches) -> None:
     with pytest.warns(FallbackWarning, match="outputs differ"):
         assert _agrees(lazy, model, 4)
     assert _agrees(lazy, model, 1)
+
+
+def test_a_shape_that_is_given_up_makes_nobody_room(model: TwoBranches) -> None:
+    shapes = shapes_of(model, 1, 4, 8)
+    loaded = load(encode_bundle(shapes[0], _wrong(shapes[1]), shapes[2]), model, max_shapes=2, prepare="first-use")
+    with pytest.warns(FallbackWarning, match="outputs differ"):
+        assert all(_agrees(loaded, model, rows) for rows in (1, 8, 4, 1, 4, 8, 4, 1))
+    report = loaded.report()
+    assert [shape.calls for shape in report.shapes] == [3, 0, 2]
+    # For the one attempt.
+    assert (report.ready, report.evictions) == (2, 1)
 
 
 @pytest.mark.parametrize("prepare", ["all", "first-use"])

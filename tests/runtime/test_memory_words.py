@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from autosched.runtime.memory_words import MemoryWords
+from tests.conformance.forked import run_forked
 
 
 @pytest.mark.parametrize(
@@ -103,3 +104,14 @@ def test_a_neighbour_of_a_small_tensor_is_not_compared() -> None:
     assert not words.changed()
     memory[3] = 5.0
     assert words.changed()
+
+
+def test_memory_that_was_given_back_is_not_read() -> None:
+    """It is no part of the process any more where it was large, and to read it would end that."""
+    code = (
+        "import torch; from autosched.runtime.memory_words import MemoryWords; kept, gone = torch.ones(4), torch.ones(1 << 24); "
+        "words = MemoryWords([kept, gone]); gone.untyped_storage().resize_(0); found = words.different(); "
+        "assert found and all(each is gone for each in found)"
+    )
+    ended = run_forked(code)
+    assert ended.returncode == 0, ended.stderr

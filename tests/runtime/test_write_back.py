@@ -518,3 +518,51 @@ def test_nothing_is_said_of_a_model_whose_state_is_kept() -> None:
         loaded = load(bundle_bytes(model, (example(),)), model)
         loaded(example())
     assert loaded.report().scheduled
+
+
+class Listens(Recurrent):
+    """Waits in the call that a thread of this name makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.go = threading.Event(), threading.Event()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        answer = super().forward(x)
+        if threading.current_thread().name == "compares":
+            self.inside.set()
+            assert self.go.wait(60)
+        return answer
+
+
+@pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")
+def test_a_call_that_runs_the_model_waits_while_another_thread_has_other_numbers_in_its_state() -> None:
+    model = made(Listens)
+    assert isinstance(model, Listens)
+    data = bundle_bytes(model, (example(),))
+    loaded, eager = load(data, model), made(Recurrent)
+    newer = threading.Thread(target=load, args=(data, model), name="compares")
+    answers: list[torch.Tensor] = []
+    x = torch.randn(1, SIZE)  # of another shape than the schedule
+    caller = threading.Thread(target=lambda: answers.append(loaded(x)))
+    newer.start()
+    assert model.inside.wait(60)
+    caller.start()
+    caller.join(0.5)
+    model.go.set()
+    for thread in (caller, newer):
+        thread.join(60)
+    torch.testing.assert_close(answers, [eager(x)])
+    torch.testing.assert_close(model.hidden, eager.hidden)
+
+
+@pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")
+def test_a_call_that_runs_the_model_waits_for_no_newer_schedule_in_its_place() -> None:
+    """Whoever is in that one may be waiting for the turn that the call has."""
+    model = made(Recurrent)
+    data = bundle_bytes(model, (example(),))
+    older, newer = load(data, model), load(data, model)
+    model.forward = newer  # type: ignore[method-assign]
+    older(torch.randn(1, SIZE))
+    assert [calls for _, calls in older.report().stepped_aside] == [1]
+    assert not newer.report().stepped_aside

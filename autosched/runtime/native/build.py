@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,8 +18,8 @@ from typing import Any
 import torch
 
 from autosched.config import native_dir, native_lanes_wanted
+from autosched.core.forks import RenewedLock
 from autosched.core.records import Engine
-from autosched.runtime.forking import outlive_forks
 from autosched.runtime.native.compiler import Recipe, no_compiler
 
 _log = logging.getLogger(__name__)
@@ -64,25 +63,20 @@ class _State:
     """What this process has found out; nothing is tried twice."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.turn = RenewedLock()
         self.operators: Library | None = None
         self.looked_for: Path | None = None
         self.refused = ""
 
-    def after_fork(self) -> None:
-        """Whoever held the lock is the parent's."""
-        self.lock = threading.RLock()
-
 
 _state = _State()
-outlive_forks(_state)
 
 
 def native_library() -> Library | None:
     """What an earlier process, or :func:`build_native` in this one, has built; ``None`` if lanes are Python threads here."""
     if not native_lanes_wanted():
         return None
-    with _state.lock:
+    with _state.turn.lock:
         folder = native_dir()
         if _state.operators is None and not _state.refused and _state.looked_for != folder:
             _state.looked_for = folder
@@ -109,7 +103,7 @@ def build_native(limit_s: float = BUILD_LIMIT_S) -> str:
     """
     if not native_lanes_wanted():
         return _SWITCHED_OFF
-    with _state.lock:
+    with _state.turn.lock:
         if native_library() is None and not _state.refused:
             path = obstacle() or lanes_recipe().make(limit_s)
             if isinstance(path, Path):
@@ -122,7 +116,7 @@ def build_native(limit_s: float = BUILD_LIMIT_S) -> str:
 
 def do_without(reason: str) -> None:
     """From now on lanes are threads of Python in this process."""
-    with _state.lock:
+    with _state.turn.lock:
         _state.operators, _state.refused = None, reason
 
 

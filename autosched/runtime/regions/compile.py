@@ -201,7 +201,7 @@ def load_source(source: str, name: str) -> Code | Refused:
     """A module whose text was kept from an earlier :func:`compile_piece`; kernels not built yet are built."""
     module = ModuleType(f"autosched_region_{name}")
     try:
-        with kernels_release_gil(), _quiet():
+        with kernels_release_gil():
             exec(compile(source, f"<region {name}>", "exec", dont_inherit=True), module.__dict__)
         entry: Entry = module.__dict__["call"]
     except Exception as error:
@@ -279,6 +279,8 @@ def rounding_of(piece: Piece, device: torch.device) -> torch.dtype | None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
+    # One at a time in a process (``compilers_limited``): of two threads that put aside what is said, and put back what they found, the
+    # later one would put back that nothing is said.
     # It warns that nothing can be saved, which is not wanted here.
     noisy = logging.getLogger("torch._inductor.standalone_compile")
     level = noisy.level

@@ -7,7 +7,6 @@ import hashlib
 import logging
 import platform
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from autosched.config import winograd_wanted
-from autosched.runtime.forking import outlive_forks
+from autosched.core.forks import RenewedLock
 from autosched.runtime.host_key import cpu_device_key
 from autosched.runtime.native.compiler import Recipe, no_compiler
 
@@ -59,24 +58,19 @@ class _State:
     """What this process has found out; nothing is tried twice."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.turn = RenewedLock()
         self.found: Library | None = None
         self.refused = ""
 
-    def after_fork(self) -> None:
-        """Whoever held the lock is the parent's."""
-        self.lock = threading.RLock()
-
 
 _state = _State()
-outlive_forks(_state)
 
 
 def winograd_library() -> Library | str:
     """The library: at once if it was built before, else in the second or two of a compiler; or why there is none."""
     if not winograd_wanted():
         return _SWITCHED_OFF
-    with _state.lock:
+    with _state.turn.lock:
         if _state.found is None and not _state.refused:
             made = _library()
             if isinstance(made, Library):
@@ -88,14 +82,16 @@ def winograd_library() -> Library | str:
 
 
 def winograd_built() -> bool:
-    """Whether the library is there, and wanted."""
-    return winograd_wanted() and winograd_recipe().find() is not None
+    """Whether the library is there, and wanted, and nothing was found to be wrong with it."""
+    return winograd_wanted() and not _state.refused and winograd_recipe().find() is not None
 
 
 def winograd_obstacle() -> str:
     """Why the library cannot be built here, as far as can be told without trying; empty if nothing is in the way."""
     if not winograd_wanted():
         return _SWITCHED_OFF
+    if _state.refused:
+        return _state.refused
     return no_compiler() if sys.platform == "linux" else f"it is built on Linux only, not on {sys.platform}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -325,3 +326,10 @@ def test_a_compiler_that_pytorch_does_not_look_for_is_told_how_to_be_found(monke
 
     monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none_found)
     assert region_compile.missing_compiler("cpu").endswith("install g++, or name another in CXX")
+
+
+def test_to_load_kept_code_leaves_the_warnings_of_the_process_alone() -> None:
+    """Another thread may put its own filters aside at that moment, and put back what it has found."""
+    found = region_compile.load_source("import warnings; call = list(warnings.filters)", "test")
+    assert isinstance(found, region_compile.Code)
+    assert found.entry == list(warnings.filters)

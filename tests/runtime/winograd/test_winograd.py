@@ -457,3 +457,14 @@ def test_a_file_that_uses_it_is_degraded_where_it_cannot_be_had(tmp_path: Path, 
     fast = autosched.load(tmp_path / "net.autosched", model)
     with torch.no_grad():
         assert torch.allclose(fast(x), model(x), atol=1e-4)
+
+
+def test_a_file_that_uses_it_is_degraded_where_the_compiler_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, _ = captured(COMPUTED["plain"])
+    _saved(tmp_path / "net.autosched", model, x, Variant.WINOGRAD_2)
+    monkeypatch.setattr(winograd_libraries, "_state", winograd_libraries._State())
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("CXX", "/bin/false")
+    report = autosched.load(tmp_path / "net.autosched", model).report()
+    assert (report.scheduled, report.verdict) == (True, "degraded")
+    assert any("by oneDNN here (/bin/false failed: exit status 1)" in line for line in report.differences)
