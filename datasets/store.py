@@ -204,7 +204,9 @@ class Store:
             self._put_aside(part, "its content is not what its name promises")
             return None
         try:
-            file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
+            # No threads: parts are small, where there are no more threads to be had, Arrow fails for want of them, and one that lets go of
+            # the content while the process ends aborts it.
+            file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True, pre_buffer=False)
             metadata = file.schema_arrow.metadata or {}
             version = int(metadata.get(b"autosched.schema", b"0"))
             if version > SCHEMA:
@@ -212,7 +214,6 @@ class Store:
             if metadata.get(b"autosched.table", b"").decode() != table:
                 self._put_aside(part, f"it is not a part of table {table}")
                 return None
-            # No threads: parts are small, and where there are no more threads to be had, Arrow fails for want of them.
             cells = cast(list[dict[str, Any]], file.read(columns=columns if version == SCHEMA else None, use_threads=False).to_pylist())
         except (OSError, ValueError) as error:
             self._put_aside(part, str(error))

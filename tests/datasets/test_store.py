@@ -222,6 +222,23 @@ def test_two_processes_at_once_lose_nothing(tmp_path: Path) -> None:
     assert not list(folder.rglob("*.new"))
 
 
+READER = """
+import os, sys
+from pathlib import Path
+import pyarrow.parquet
+from autosched.datasets.store import Store
+store = Store.open(Path(sys.argv[1]))
+before = os.listdir("/proc/self/task")
+assert store.pairs() and store.solo()
+print(len(os.listdir("/proc/self/task")) - len(before))
+"""
+
+
+def test_reading_starts_no_thread(store: Store) -> None:
+    reader = [sys.executable, "-P", "-c", READER, str(store.folder)]
+    assert subprocess.run(reader, check=True, capture_output=True, text=True, timeout=300).stdout.strip() == "0"
+
+
 def test_union_of_several(tmp_path: Path) -> None:
     for name, letters in (("one", "ab"), ("two", "ac")):
         Store.create(tmp_path / name).append(example_rows(letters))
