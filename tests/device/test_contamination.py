@@ -63,7 +63,7 @@ def test_what_a_job_has_started_is_its_own_while_it_runs_and_afterwards() -> Non
     working = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\ninput()"
     # The shell's child is the job's grandchild.
     command = ["/bin/sh", "-c", f'{sys.executable} -S -c "$0"; true', working]
-    start = mark_job()
+    start, start_alone = mark_job(), mark_load()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "done\n"
@@ -72,4 +72,5 @@ def test_what_a_job_has_started_is_its_own_while_it_runs_and_afterwards() -> Non
     ended = mark_job()
     assert alive.own_s - start.own_s >= 0.28  # ticks of 10 ms
     assert ended.own_s - start.own_s >= 0.28
-    assert mark_load().own_s == pytest.approx(ended.own_s, abs=0.1)
+    # What has ended is known without a look at the others.
+    assert mark_load().own_s - start_alone.own_s >= 0.28

@@ -104,10 +104,12 @@ def test_after_a_pause_the_lanes_wake_up_on_different_cores() -> None:
 
 def test_a_team_that_is_late_is_left_alone_for_some_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "usable_cores", lambda: 2)
-    absent, walked = [True], []
+    absent, walked = [False], []
     executor, inputs, expected = _team(lambda: None, lambda: time.sleep(0.05 if absent[0] else 0.0))
     native = executor._native
     assert native is not None
+    executor.run(inputs)  # the first run decides nothing
+    absent[0] = True
     for who, program in (("threads", native._of_lanes), ("alone", native._of_caller)):
         monkeypatch.setattr(program, "run", lambda *given, who=who, run=program.run: walked.append(who) or run(*given))
     # A thread that sleeps looks like one without a core.
@@ -140,7 +142,8 @@ def test_the_caller_alone_gives_what_lanes_give(monkeypatch: pytest.MonkeyPatch,
 def test_whoever_measures_gets_the_team_however_late_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "usable_cores", lambda: 2)
     executor, inputs, expected = _team(lambda: None, lambda: time.sleep(0.05))
-    executor.run(inputs)
+    for _ in range(2):  # the first decides nothing
+        executor.run(inputs)
     native = executor._native
     assert native is not None
     for program in (native._of_lanes, native._of_caller):
