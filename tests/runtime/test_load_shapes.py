@@ -49,7 +49,9 @@ def test_a_shape_that_is_refreshed_makes_no_room_meanwhile(model: TwoBranches, d
     assert _agrees(loaded, model, 4)
     refresh = Prepared.refresh
     closed: list[Prepared] = []
-    monkeypatch.setattr(Prepared, "close", lambda prepared: closed.append(prepared))
+
+    def close(prepared: Prepared) -> None:
+        closed.append(prepared)
 
     def meanwhile(prepared: Prepared) -> None:
         other = threading.Thread(target=_agrees, args=(loaded, model, 8))
@@ -59,6 +61,7 @@ def test_a_shape_that_is_refreshed_makes_no_room_meanwhile(model: TwoBranches, d
         assert prepared not in closed
         refresh(prepared)
 
+    monkeypatch.setattr(Prepared, "close", close)
     monkeypatch.setattr(Prepared, "refresh", meanwhile)
     loaded.refresh()
     assert loaded.report().ready == 1
