@@ -35,6 +35,7 @@ MAX_SHAPES = 16
 Shapes = tuple[object, ...]
 
 _graphs: weakref.WeakSet[ScheduledGraph] = weakref.WeakSet()
+_graphs_lock = RenewedLock()  # to go through them while another thread compiles is an error of Python's
 
 
 def autosched(
@@ -71,13 +72,16 @@ def autosched(
             return _raiser(UnsupportedGraph(f"the graph may not be scheduled: {reason}"))
         return _aside(graph, reason)
     made = ScheduledGraph(graph, inputs_of(graph, example_inputs), parsed)
-    _graphs.add(made)
+    with _graphs_lock.lock:
+        _graphs.add(made)
     return made
 
 
 def reports() -> list[LoadReport]:
     """What became of every graph, shape and set of parameters compiled so far in this process and still in use."""
-    return [report for graph in list(_graphs) for report in graph.reports()]
+    with _graphs_lock.lock:
+        graphs = list(_graphs)
+    return [report for graph in graphs for report in graph.reports()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,9 @@ class ScheduledGraph:
         from autosched.capture.dynamo import DynamoGraph, alone
         from autosched.runtime.foreign_modes import foreign_mode
 
+        # Nothing is to be prepared, and whoever prepares another model, for an hour perhaps, need not be waited for.
+        if self._refusal(key[0]) is not None:
+            return None
         home = next((item.device for item in (*static, *args) if hasattr(item, "device")), None)
         if home is not None and (reason := foreign_mode(home.type)):
             # For this call only: the mode belongs to the caller.
@@ -166,13 +173,21 @@ class ScheduledGraph:
                     self._bound.popitem(last=False)
             return bound
 
+    def _refusal(self, shapes: Shapes) -> _Refusal | None:
+        """Why the graph runs as it came at inputs of these shapes, if that is known without looking for a schedule."""
+        known = self._recipes.get(shapes)
+        if known is not None or len(self._recipes) < MAX_SHAPES:
+            return known if isinstance(known, _Refusal) else None
+        reason = f"more than {MAX_SHAPES} input shapes came to one graph; pad inputs to fewer shapes"
+        if self._options.strict:
+            raise UnsupportedGraph(f"the graph may not be scheduled: {reason}")
+        return self._refuse(reason)
+
     def _recipe(self, shapes: Shapes, model: DynamoGraph, given: tuple[Any, ...]) -> Recipe | _Refusal:
         from autosched.compiled import recipe_for
 
-        if shapes in self._recipes:
-            return self._recipes[shapes]
-        if len(self._recipes) >= MAX_SHAPES:
-            return self._refuse(f"more than {MAX_SHAPES} input shapes came to one graph; pad inputs to fewer shapes")
+        if (known := self._refusal(shapes) or self._recipes.get(shapes)) is not None:
+            return known
         try:
             recipe: Recipe | _Refusal = recipe_for(model, given, {}, self._options)
         except UsageError as error:

@@ -200,10 +200,13 @@ class ShapeTable:
 
     def refresh(self, slot: Slot) -> Refused | None:
         """As ``slot.refresh``, with no more schedules ready than allowed."""
-        if not slot.given_up:
-            return slot.refresh()
         try:
-            self._borrow(slot)
+            if slot.given_up:
+                self._borrow(slot)
+            else:
+                # It takes no more memory than it has, which must not be given back under it.
+                with self._lock:
+                    self._used[threading.get_ident()] = slot
             return slot.refresh()
         finally:
             self._give_back()

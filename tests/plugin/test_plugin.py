@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 import autosched
 from autosched import plugin
+from autosched.capture.dynamo import alone
 from autosched.core.errors import AutoschedError, UnsupportedGraph, UsageError
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport
 from autosched.runtime.lanes import LaneExecutor
@@ -210,6 +214,72 @@ def test_sizes_left_open_are_closed_for_each_call(monkeypatch: pytest.MonkeyPatc
     with pytest.warns(FallbackWarning, match="more than 2 input shapes"):
         require_same(run(x), model(x))
     require_same(run(x), model(x))
+
+
+def test_one_shape_too_many_is_an_error_if_told_to_be_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "MAX_SHAPES", 1)
+    run = torch.compile(Mlp().eval(), backend=plugin.autosched, dynamic=True, options={"strict": True})
+    run(torch.randn(3, 8))
+    for _ in range(2):
+        with pytest.raises(UnsupportedGraph, match="more than 1 input shapes"):
+            run(torch.randn(5, 8))
+    run(torch.randn(3, 8))
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_calls_without_a_schedule_do_not_wait_for_a_model_that_is_prepared(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    def fails(*args: Any) -> None:
+        raise UnsupportedGraph("not this one")
+
+    monkeypatch.setattr("autosched.compiled.recipe_for", fails)
+    monkeypatch.setattr(plugin, "MAX_SHAPES", most)
+    model = Mlp().eval()
+    run = torch.compile(model, backend=plugin.autosched, dynamic=True)
+    x = torch.randn(3, 8)
+    with pytest.warns(FallbackWarning):
+        run(x)
+    answers: list[torch.Tensor] = []
+
+    def call() -> None:
+        with torch.no_grad():
+            answers.append(run(x))
+
+    thread = threading.Thread(target=call)
+    with alone():
+        thread.start()
+        thread.join(10)
+        waited = thread.is_alive()
+    thread.join()
+    assert not waited
+    require_same(answers[0], model(x))
+
+
+def test_reports_may_be_asked_for_while_another_thread_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Met(weakref.WeakSet[Any]):
+        """Another thread compiles a graph while somebody goes through these."""
+
+        def __iter__(self) -> Iterator[Any]:
+            for number, item in enumerate(super().__iter__()):
+                if not number:
+                    other.start()
+                    other.join(1)
+                yield item
+
+    graph = torch.fx.symbolic_trace(Mlp().eval())
+    example = [torch.randn(3, 8)]
+    kept: list[Any] = []
+
+    def compile_one() -> None:
+        with torch.no_grad():
+            kept.append(plugin.autosched(graph, example))
+
+    other = threading.Thread(target=compile_one)
+    monkeypatch.setattr(plugin, "_graphs", Met())
+    compile_one()
+    compile_one()
+    assert plugin.reports() == []
+    other.join()
+    assert len(kept) == 3
 
 
 def test_a_size_that_is_marked_as_open_is_closed_for_each_call() -> None:

@@ -19,6 +19,7 @@ from autosched.runtime.bundle.format import Bundle
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.load import FallbackWarning, LoadedModel, load
 from autosched.runtime.numerics import compare
+from autosched.runtime.prepared import Prepared
 from autosched.runtime.trees import output_tensors
 from tests.conformance.apply import Apply
 from tests.conformance.bundles import evidence_for, shapes_of
@@ -41,6 +42,29 @@ def _agrees(loaded: LoadedModel, model: torch.nn.Module, rows: int, seed: int = 
     with torch.no_grad():
         result, expected = loaded(*args, **kwargs), model(*args, **kwargs)
     return result.keys() == expected.keys() and compare(output_tensors(result), output_tensors(expected)).within_tolerance
+
+
+def test_a_shape_that_is_refreshed_makes_no_room_meanwhile(model: TwoBranches, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load(data, model, strict=True, max_shapes=1, prepare="first-use")
+    assert _agrees(loaded, model, 4)
+    refresh = Prepared.refresh
+    closed: list[Prepared] = []
+
+    def close(prepared: Prepared) -> None:
+        closed.append(prepared)
+
+    def meanwhile(prepared: Prepared) -> None:
+        other = threading.Thread(target=_agrees, args=(loaded, model, 8))
+        other.start()
+        other.join()
+        assert closed
+        assert prepared not in closed
+        refresh(prepared)
+
+    monkeypatch.setattr(Prepared, "close", close)
+    monkeypatch.setattr(Prepared, "refresh", meanwhile)
+    loaded.refresh()
+    assert loaded.report().ready == 1
 
 
 @pytest.mark.parametrize("prepare", ["all", "first-use"])
