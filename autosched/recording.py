@@ -135,6 +135,10 @@ def _heard(model: torch.nn.Module, note: Callable[[tuple[Any, ...], dict[str, An
         note(args, kwargs)
         thread.heard = True
 
+    def ended(*_: object) -> None:
+        # A hook that refused what was given keeps it from forward.
+        thread.heard = False
+
     # Libraries ask it what it takes.
     @functools.wraps(forward)
     def direct(*args: Any, **kwargs: Any) -> Any:
@@ -143,14 +147,18 @@ def _heard(model: torch.nn.Module, note: Callable[[tuple[Any, ...], dict[str, An
         thread.heard = False
         return forward(*args, **kwargs)
 
-    handle = model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
+    handles = (
+        model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True),
+        model.register_forward_hook(ended, always_call=True),
+    )
     own = vars(model)
     before = {"forward": own["forward"]} if "forward" in own else {}
     own["forward"] = direct
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
         # What ran may have put another in its place, which calls it.
         if own.get("forward") is direct:
             del own["forward"]

@@ -169,6 +169,25 @@ def test_a_call_through_the_hooks_is_counted_once_and_as_it_came() -> None:
     assert vars(model)["forward"] is mine
 
 
+def test_a_call_past_the_hooks_is_counted_after_one_that_a_hook_refused() -> None:
+    model = nn.Linear(4, 4).eval()
+
+    def refuse(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if len(args[0]) > 2:
+            raise ValueError("too many rows")
+
+    model.register_forward_pre_hook(refuse)
+
+    def run() -> None:
+        with pytest.raises(ValueError, match="too many rows"):
+            model(torch.ones(3, 4))
+        model.forward(torch.ones(2, 4))
+        model.forward(torch.ones(2, 4))
+
+    refused, direct = autosched.record_calls(model, run)
+    assert (refused.times, direct.times) == (1, 2)
+
+
 def test_nothing_is_left_on_the_model_even_if_what_ran_failed(loop: Loop) -> None:
     def fails() -> None:
         loop(torch.ones(1), 1)
