@@ -103,6 +103,11 @@ def stem_of(model: str) -> str:
     return model.replace(":", "_")
 
 
+def case_stem(model: str, batch: int, dtype: str) -> str:
+    """The same where a model has several files, by batch and dtype."""
+    return f"{stem_of(model)}_b{batch}_{dtype}"
+
+
 def environment() -> dict[str, object]:
     """Where and with what the figures were taken."""
     import torch
@@ -213,7 +218,7 @@ def main() -> None:
         for model, batch, dtype in CPU_MORE:
             if not arguments.models or model in arguments.models:
                 run = Run(model, arguments.device, "quick", compiled=arguments.compiled, batch=batch, dtype=dtype)
-                document = record(run, out / "more" / f"{stem_of(model)}_b{batch}_{dtype}.json", arguments.timeout)
+                document = record(run, out / "more" / f"{case_stem(model, batch, dtype)}.json", arguments.timeout)
                 print(f"{model}, batch {batch}, {dtype}: {outcome(document['report'])}", flush=True)
         return
     models = arguments.models or list(CPU_SUITE)

@@ -11,6 +11,7 @@ from typing import Any
 from experiments.tables_recorded import NOT_YET, Recorded, processor, ratio, recorded, where
 
 _COMPILED = ("torch_compile", "max_autotune")
+_FASTEST = "Eager and torch.compile: the fastest configuration measured."
 
 
 def suite_table(folder: Path) -> str:
@@ -39,7 +40,7 @@ def short_table(folder: Path) -> str:
         "|---|---:|---:|---:|---|---:|---:|---:|",
     ]
     lines += [f"| `{item.model}` | {_short_cells(item)} |" for item in found]
-    footer = "Measured median milliseconds, batch 1, float32. Eager and torch.compile: the fastest configuration measured. "
+    footer = f"Measured median milliseconds, batch 1, float32. {_FASTEST} "
     return "\n".join([*lines, "", footer + "; ".join(sorted({_where(item, commit=False) for item in found})) + "."])
 
 
@@ -54,7 +55,7 @@ def more_table(folder: Path) -> str:
     ]
     lines += [f"| `{item.model}` | {item.batch} | {item.dtype} | {_short_cells(item)} |" for item in found]
     lines += [f"| {path.stem} | | | | | | failed: {why[:80]} | | | |" for path, why in failed]
-    footer = "Measured median milliseconds, `--effort quick`. Eager and torch.compile: the fastest configuration measured. "
+    footer = f"Measured median milliseconds, `--effort quick`. {_FASTEST} "
     return "\n".join([*lines, "", footer + "; ".join(sorted({_where(item, commit=True) for item in found})) + "."])
 
 

@@ -322,7 +322,7 @@ class LoadedModel:
         return result
 
     def _as_it_came(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        there = schedule_within(self.model.__dict__.get("forward"))
+        there = self._there
         # In the model's place, the model's own call is on its way already, and runs its hooks.
         run = self._forward if there is self else self.model
         if self._turn is None:
@@ -335,9 +335,14 @@ class LoadedModel:
             return run(*args, **kwargs)
 
     @property
+    def _there(self) -> LoadedModel | None:
+        """The schedule in the model's place. Libraries, and record_calls, put a function around what is there."""
+        found: LoadedModel | None = schedule_within(self.model.__dict__.get("forward"))
+        return found
+
+    @property
     def _in_place(self) -> bool:
-        # Libraries, and record_calls, put a function around what is there.
-        return schedule_within(self.model.__dict__.get("forward")) is self
+        return self._there is self
 
     def _step_aside(
         self, kind: str, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], error: AutoschedError | None = None

@@ -32,7 +32,7 @@ from autosched.core.errors import DeviceMissing  # noqa: E402
 from autosched.device.cuda.baselines import MODES  # noqa: E402
 from experiments.calls import LEFT, Call, another_s, compile_total_s, late_baselines, read_json  # noqa: E402
 from experiments.devices import results_of  # noqa: E402
-from experiments.suite import Run, outcome, record, stem_of  # noqa: E402
+from experiments.suite import Run, case_stem, outcome, record  # noqa: E402
 
 CLAIMED = (
     "torchvision:googlenet",
@@ -62,7 +62,7 @@ class Case:
     @property
     def file(self) -> str:
         """Name of its result; of a lowering that was asked for, a file beside that of the job's own choice."""
-        return f"{stem_of(self.model)}_b{self.batch}_{self.dtype}{f'_{self.lowering}' if self.lowering else ''}.json"
+        return f"{case_stem(self.model, self.batch, self.dtype)}{f'_{self.lowering}' if self.lowering else ''}.json"
 
 
 def cases(models: Sequence[str] = (), batches: Sequence[int] = (), dtypes: Sequence[str] = (), lowering: str = "") -> Iterator[Case]:
