@@ -2,7 +2,7 @@
 // where the sum itself takes 36 or 144 (Lavin and Gray, arXiv:1509.09308). Compiled for the processor it runs on; see library.py.
 //
 // Tiles are transformed, multiplied and transformed back in blocks that stay in a core's cache, each block by one thread. Where there are
-// too few tiles for that, all threads do each of the three steps together, and each reads its own share of the weights.
+// too few tiles for weights of that size, all threads do each of the three steps together, and each reads its own share of the weights.
 //
 // No result depends on the number of threads, or on which tiles are worked on together.
 
@@ -36,6 +36,10 @@ struct Geometry {
 
 // Results whose tiles are worked on together: more of them read the weights less often, fewer stay in the cache.
 constexpr int64_t kTogether = 36;
+// What one thread transforms and another one multiplies goes from core to core, which takes long where these share no cache. So each thread
+// rather reads all of the weights, if they are of no more numbers than this, and if it has so many tiles that reading is not all it does.
+constexpr int64_t kLightWeights = 1 << 20;
+constexpr int64_t kFewTiles = 8;
 constexpr size_t kAlignment = 64;
 // With fewer products than a core does in some ten microseconds, other threads come too late to be of use.
 constexpr int64_t kLeastProducts = 500'000;
@@ -106,7 +110,8 @@ class Convolution {
   void run() const {
     const int64_t products = kPoints * tiles * g.channels * padded;
     const int64_t threads = products < kLeastProducts ? 1 : g.threads;
-    if (threads > 1 && tiles <= kTogether * (2 * threads - 1)) return together();
+    const bool alone = tiles >= kFewTiles * threads && kPoints * g.channels * padded <= kLightWeights;
+    if (threads > 1 && tiles <= kTogether * (2 * threads - 1) && !alone) return together();
     const int64_t rounds = (tiles + kTogether * threads - 1) / (kTogether * threads);
     block_by_block(threads, (tiles + rounds * threads - 1) / (rounds * threads));
   }
