@@ -172,6 +172,15 @@ def winograd_wanted() -> bool:
     return _switched_on("AUTOSCHED_WINOGRAD", "convolutions that are oneDNN's alone")
 
 
+def own_products_wanted() -> bool:
+    """Whether products of a few rows on a CPU may be computed by a kernel of our own: not if ``AUTOSCHED_PRODUCTS`` is 0.
+
+    Raises:
+        UsageError: if the variable is neither 0 nor 1.
+    """
+    return _switched_on("AUTOSCHED_PRODUCTS", "products that are those of libraries alone")
+
+
 def _switched_on(variable: str, otherwise: str) -> bool:
     given = os.environ.get(variable, "1")
     if given not in ("", "0", "1"):
@@ -267,12 +276,12 @@ def regions_dir() -> Path:
     return cache_dir() / "regions"
 
 
-NATIVE_LIBRARY = r"(?:lanes|winograd)-[0-9a-f]{24}-[0-9a-f]{16}\.so"
-"""How a file in :func:`native_dir` is called: after what it was built of, and its own digest."""
+NATIVE_LIBRARY = r"(?:lanes|kernels|winograd)-[0-9a-f]{24}-[0-9a-f]{16}\.so"
+"""How a file in :func:`native_dir` is called: after what it was built of, and its own digest. ``winograd``: by earlier versions."""
 
 
 def native_dir() -> Path:
-    """C++ of our own: that of the lanes, compiled for each PyTorch that was used, and that of convolutions, for each processor."""
+    """C++ of our own: that of the lanes, compiled for each PyTorch that was used, and that of kernels, for each processor."""
     return cache_dir() / "native"
 
 

@@ -48,7 +48,7 @@ def examine() -> list[Finding]:
 
     gpus = _looked("cuda", _cuda)
     findings = [_versions(), _torch(), *_looked("cpu lanes", lambda: [_cpu()]), *gpus, _compiler()]
-    findings += _looked("native lanes", lambda: [_native_lanes()]) + _looked("convolutions", lambda: [_convolutions()])
+    findings += _looked("native lanes", lambda: [_native_lanes()]) + _looked("own kernels", lambda: [_own_kernels()])
     findings += [_cache(), *_looked("cost model, cpu", lambda: [_cost_model("cpu")])]
     if gpus[0].state in (State.OK, State.BUSY):
         findings += _looked("cost model, cuda", lambda: [_cost_model(name) for name in _different_gpus()])
@@ -221,15 +221,16 @@ def _native_lanes() -> Finding:
     return Finding("native lanes", State.OK, "not built yet; the first tuning job on the CPU does it, in some ten seconds", "")
 
 
-def _convolutions() -> Finding:
-    from autosched.runtime.winograd.library import winograd_built, winograd_obstacle
+def _own_kernels() -> Finding:
+    from autosched.runtime.cpu_kernels.library import kernels_built
+    from autosched.runtime.cpu_kernels.steps import WAYS, missing_kernel
 
-    if winograd_built():
-        return Finding("convolutions", State.OK, "Winograd's algorithm is built for this processor", "")
-    if why := winograd_obstacle():
-        advice = "without Winograd's algorithm, a 3x3 convolution on a CPU may take twice as long"
-        return Finding("convolutions", State.MISSING, why, advice)
-    return Finding("convolutions", State.OK, "Winograd's algorithm is not built yet; the first job with a use for it does it", "")
+    if why := next(filter(None, map(missing_kernel, WAYS)), ""):
+        advice = "without them, a 3x3 convolution or a small matrix product on a CPU may take twice as long"
+        return Finding("own kernels", State.MISSING, why, advice)
+    if kernels_built():
+        return Finding("own kernels", State.OK, "built for this processor", "")
+    return Finding("own kernels", State.OK, "not built yet; the first job with a use for them does it, in some two seconds", "")
 
 
 def _cache() -> Finding:

@@ -30,9 +30,10 @@ def winograd_table(folder: Path) -> str:
         errors = [f"{rows[-1]['errors'][name]:.0e}" for name in (PLAIN, *_TILES)]
         lines.append(f"| {channels}, {features}, {size} x {size} | {times} us | {' | '.join([*cells, *errors])} |")
     said = "3x3 convolutions with relu, batch 1, float32: on one thread / on all. Errors against float64, over the largest result."
-    return "\n".join([*lines, "", f"{said} Medians of {recorded['rounds']} interleaved rounds. {_noise(recorded)} {where(recorded)}"])
+    return "\n".join([*lines, "", f"{said} Medians of {recorded['rounds']} interleaved rounds. {apart(recorded)} {where(recorded)}"])
 
 
-def _noise(recorded: dict[str, Any]) -> str:
-    apart = [abs(row["us"][AGAIN] / row["us"][PLAIN] - 1) for row in recorded["rows"]]
-    return f"A/A: {statistics.median(apart):.1%} apart in the median, {max(apart):.0%} at most."
+def apart(recorded: dict[str, Any]) -> str:
+    """How far the second measurements of oneDNN are from the first."""
+    shares = [abs(row["us"][AGAIN] / row["us"][PLAIN] - 1) for row in recorded["rows"]]
+    return f"A/A: {statistics.median(shares):.1%} apart in the median, {max(shares):.0%} at most."

@@ -38,8 +38,8 @@ def measure(channels: int, features: int, size: int, threads: int, rounds: int) 
     """Microseconds of each way, medians over rounds, oneDNN's a second time for the noise; and largest errors over the largest result."""
     from autosched.capture.export import capture
     from autosched.core.variants import Variant
+    from autosched.runtime.cpu_kernels.steps import own_kernel
     from autosched.runtime.kernels import bind
-    from autosched.runtime.winograd.steps import OUTPUTS, winograd_kernel
 
     model = torch.nn.Sequential(torch.nn.Conv2d(channels, features, 3, padding=1), torch.nn.ReLU()).eval()
     x = torch.randn(1, channels, size, size).contiguous(memory_format=torch.channels_last)
@@ -48,7 +48,7 @@ def measure(channels: int, features: int, size: int, threads: int, rounds: int) 
     bound = bind(captured.program, captured.constants, "cpu")
     [operator] = captured.program.graph.operators
     kernels: dict[str, Any] = {PLAIN: bound.kernels[0]}
-    kernels |= {Variant(item).name.lower(): winograd_kernel(operator, bound, threads, item, {}) for item in OUTPUTS}
+    kernels |= {item.name.lower(): own_kernel(operator, bound, threads, item, {}) for item in (Variant.WINOGRAD_2, Variant.WINOGRAD_4)}
     missing = [str(kernel) for kernel in kernels.values() if not callable(kernel)]
     if missing:
         raise SystemExit(f"there is nothing to time: {missing[0]}")

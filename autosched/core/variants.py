@@ -38,6 +38,7 @@ class Variant(enum.IntEnum):
     CUBLASLT = 6  # its calls, matrix products without a bias by cuBLASLt in the place of cuBLAS (CUDA); since bundle schema 6
     WINOGRAD_2 = 7  # its calls, 3x3 convolutions by Winograd's algorithm in tiles of 2x2 results (CPU, float32); since bundle schema 7
     WINOGRAD_4 = 8  # the same in tiles of 4x4
+    OWN_PRODUCT = 9  # its calls, products of a few rows by a kernel of our own (CPU, float32); since bundle schema 8
 
 
 def lowering_named(name: str) -> Lowering:

@@ -26,6 +26,8 @@ from autosched.core.wrappers import spread_over_processes, wrapped_in
 from autosched.runtime.binding import Binder
 from autosched.runtime.bundle.format import Bundle, label_of, printable, read_bundles
 from autosched.runtime.calling_threads import calling_threads
+from autosched.runtime.cpu_kernels.library import kernel_library
+from autosched.runtime.cpu_kernels.steps import WAYS
 from autosched.runtime.current_device import current_index
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport, ShapeReport
 from autosched.runtime.host_key import cpu_device_key, software_key
@@ -40,8 +42,6 @@ from autosched.runtime.shapes_padding import Padding
 from autosched.runtime.slot import Slot
 from autosched.runtime.verdict import GRAVEST_FIRST, Compatibility, Difference, Verdict, check_bundle, differences_of
 from autosched.runtime.weights import UnwatchableModel, part_in_training
-from autosched.runtime.winograd.library import winograd_library
-from autosched.runtime.winograd.steps import OUTPUTS
 
 __all__ = ["FallbackWarning", "LoadReport", "LoadedModel", "ShapeReport", "load"]
 
@@ -285,8 +285,8 @@ def _ready_code(bundles: Sequence[Bundle]) -> None:
     """
     if any(bundle.key.software.engine is Engine.NATIVE for bundle in bundles) and native_library() is None and not obstacle():
         build_native()
-    if any(variant in OUTPUTS for bundle in bundles for variant in bundle.schedule.variant):
-        winograd_library()
+    if any(variant in WAYS for bundle in bundles for variant in bundle.schedule.variant):
+        kernel_library()
 
 
 def _padding(model: torch.nn.Module, facts: _Facts) -> Padding | None:

@@ -17,12 +17,12 @@ from autosched.core.parts import named_tensors
 from autosched.core.program import ConstantSource, Program, Ref
 from autosched.core.program_json import decode_program
 from autosched.core.records import DeviceKey, Engine, SoftwareKey
+from autosched.core.variants import Variant
 from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.calls import resolve
+from autosched.runtime.cpu_kernels.steps import missing_kernel
 from autosched.runtime.host_key import LOW_PRECISION, numerics_key
 from autosched.runtime.native.build import obstacle
-from autosched.runtime.winograd.library import winograd_built, winograd_obstacle
-from autosched.runtime.winograd.steps import OUTPUTS
 
 
 class Compatibility(enum.StrEnum):
@@ -84,7 +84,7 @@ def check_bundle(
     here = SoftwareKey(numerics if numerics is not None else numerics_key(bundle.key.device.kind))
     found += [Difference(Compatibility.INCOMPATIBLE, f"setting {line}") for line in SoftwareKey(bundle.key.numerics).differences(here)]
     found += [Difference(Compatibility.INCOMPATIBLE, line) for line in _custom_operators(bundle.program)]
-    found += [Difference(Compatibility.DEGRADED, line) for line in _missing_convolutions(bundle)]
+    found += [Difference(Compatibility.DEGRADED, line) for line in _missing_kernels(bundle)]
     if model is not None:
         found += differences_of(bundle.program, model)
     found.sort(key=lambda difference: GRAVEST_FIRST.index(difference.compatibility))
@@ -115,10 +115,13 @@ def _software_differences(there: SoftwareKey, here: SoftwareKey) -> list[str]:
     return lines
 
 
-def _missing_convolutions(bundle: Bundle) -> list[str]:
-    count = sum(variant in OUTPUTS for variant in bundle.schedule.variant)
-    why = winograd_obstacle() if count and not winograd_built() else ""
-    return [f"convolutions: {count} by Winograd's algorithm there, by oneDNN here ({why})"] if why else []
+def _missing_kernels(bundle: Bundle) -> list[str]:
+    lines: list[str] = []
+    for kind, variants in (("convolutions", (Variant.WINOGRAD_2, Variant.WINOGRAD_4)), ("products", (Variant.OWN_PRODUCT,))):
+        count = sum(variant in variants for variant in bundle.schedule.variant)
+        if count and (why := missing_kernel(variants[0])):
+            lines.append(f"{kind}: {count} by kernels of our own there, by those of libraries here ({why})")
+    return lines
 
 
 def _custom_operators(program: Program) -> list[str]:

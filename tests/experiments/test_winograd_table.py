@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from autosched.runtime.cpu_kernels.library import kernel_library
 from autosched.runtime.host_key import usable_cores
-from autosched.runtime.winograd.library import winograd_library
 from experiments import winograd
 from experiments.serve import overhead
 from experiments.tables_winograd import winograd_table
@@ -18,7 +18,7 @@ from experiments.tables_winograd import winograd_table
 @pytest.mark.slow
 @pytest.mark.usefixtures("native")
 def test_it_records_what_the_table_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if isinstance(why := winograd_library(), str):
+    if isinstance(why := kernel_library(), str):
         pytest.skip(why)
     assert winograd_table(tmp_path) == "(not recorded yet)"
     monkeypatch.setattr(overhead, "_BLOCK_US", 1.0)

@@ -3,8 +3,8 @@
     python -P tools/sanitizers/run.py {address,thread} [ARGUMENTS OF PYTEST]
 
 ``address`` looks for wrong reads and writes of memory and for undefined behaviour, ``thread`` for memory that two threads use in no order.
-Both see the files of ``autosched/runtime/native`` and ``autosched/runtime/winograd``, not PyTorch, which is built without. Ends with 1 if a
-test fails or something was found.
+Both see the files of ``autosched/runtime/native`` and ``autosched/runtime/cpu_kernels``, not PyTorch, which is built without. Ends with 1
+if a test fails or something was found.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 
 from autosched.config import native_dir
 from autosched.core.scratch import Scratch
+from autosched.runtime.cpu_kernels.library import kernels_recipe
 from autosched.runtime.native.build import lanes_recipe
-from autosched.runtime.winograd.library import winograd_recipe
 
 _HERE = Path(__file__).parent
 _KINDS = {"address": "address,undefined", "thread": "thread"}
 _BUILD_LIMIT_S = 1800.0
-_TESTS = ("native", "winograd", "test_lanes.py", "test_team.py", "test_forking.py")
+_TESTS = ("native", "cpu_kernels", "test_lanes.py", "test_team.py", "test_forking.py")
 # That file builds lanes of its own, without a sanitizer; those tests leave a wait out, which ``thread`` is right to find.
 _DEFAULTS = ("--ignore=tests/runtime/native/test_native_build.py", "-k", "not missing_wait", *(f"tests/runtime/{name}" for name in _TESTS))
 # What the system's library frees of a thread's own memory: that the thread has ended it learns from the kernel.
@@ -35,7 +35,7 @@ def main(kind: str, arguments: list[str]) -> int:
     """Build, run, and show what was found."""
     with Scratch() as scratch:
         os.environ.update({"CXX": f"g++ -fsanitize={_KINDS[kind]} -fno-omit-frame-pointer -g", "AUTOSCHED_CACHE": str(scratch / "cache")})
-        for recipe in (lanes_recipe(), winograd_recipe()):
+        for recipe in (lanes_recipe(), kernels_recipe()):
             if isinstance(why := recipe.make(_BUILD_LIMIT_S), str):
                 print(why)
                 return 1

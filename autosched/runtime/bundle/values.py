@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = "autosched.bundle"
-SCHEMA = 7
+SCHEMA = 8
 MANIFEST = "manifest.json"
 PROGRAM = "program.json"
 SCHEDULE = "schedule.json"
@@ -32,8 +32,8 @@ MAX_SHAPES = 64
 
 def schema_for(shapes: Iterable[Bundle]) -> int:
     """The lowest schema number whose readers know everything in ``shapes``: 7 for a model that decides by its own tensors what runs, 5 for
-    one that changes its buffers or inputs, 4 for modes of Inductor, 3, 4, 6 and 7 for variants that the schemas before did not have, else
-    2.
+    one that changes its buffers or inputs, 4 for modes of Inductor, 3, 4, 6, 7 and 8 for variants that the schemas before did not have,
+    else 2.
     """
     needed = 2
     for item in shapes:
@@ -48,7 +48,14 @@ def schema_for(shapes: Iterable[Bundle]) -> int:
     return needed
 
 
-_SINCE: dict[int, int] = {Variant.HALF_SMS: 3, Variant.CUDNN_FUSED: 4, Variant.CUBLASLT: 6, Variant.WINOGRAD_2: 7, Variant.WINOGRAD_4: 7}
+_SINCE: dict[int, int] = {
+    Variant.HALF_SMS: 3,
+    Variant.CUDNN_FUSED: 4,
+    Variant.CUBLASLT: 6,
+    Variant.WINOGRAD_2: 7,
+    Variant.WINOGRAD_4: 7,
+    Variant.OWN_PRODUCT: 8,
+}
 """The schema whose readers were the first to know a variant."""
 
 

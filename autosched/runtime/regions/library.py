@@ -27,6 +27,7 @@ from autosched.core.program_json import encode_program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.variants import WHOLE, Lowering, Variant
 from autosched.runtime.calls import Kernel, Slots, compile_call
+from autosched.runtime.cpu_kernels.steps import WAYS, own_kernel, without_replaced
 from autosched.runtime.cuda import blas_lt, cudnn_fused, sm_share
 from autosched.runtime.host_key import numerics_key
 from autosched.runtime.inductor.common import Refused
@@ -51,7 +52,6 @@ from autosched.runtime.regions.pieces import (
 from autosched.runtime.regions.pool import Made, compile_apart, worker_count
 from autosched.runtime.regions.store import RegionStore
 from autosched.runtime.regions.worker import Job, Opening
-from autosched.runtime.winograd.steps import OUTPUTS, winograd_kernel, without_replaced
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class RegionLibrary:
         self._codes: dict[str, Code | Refused] = {}
         self._pieces: dict[int, tuple[tuple[Piece, str], ...]] = {}
         self._kernels: dict[tuple[int, int, int], Kernel | Refused] = {}
-        self._weights: dict[tuple[int, int], torch.Tensor] = {}  # of convolutions by Winograd's algorithm
+        self._weights: dict[tuple[int, int, bool], torch.Tensor] = {}  # of kernels of our own
         self._tried: dict[str, str] = {}  # what is wrong with cuDNN's fused kernels, by the operator's digest
         self._settings: str | None = None
         self._refusals: dict[tuple[int, int, Variant], RegionRefusal] = {}
@@ -138,15 +138,15 @@ class RegionLibrary:
             return bound
         kernels = list(bound.kernels)
         self.prepare([(step.operator, step.width, step.variant) for step in plan.steps])
-        transformed: set[int] = set()
+        replaced: dict[int, int] = {}
         for step in plan.steps:
             if step.variant != Variant.CALLS:
                 made = self.kernel(step.operator, step.width, step.variant, bound)
                 if not isinstance(made, Refused):
                     kernels[step.operator] = made
-                    if step.variant in OUTPUTS:
-                        transformed.add(step.operator)
-        return dataclasses.replace(bound, kernels=tuple(kernels), constants=without_replaced(bound, transformed))
+                    if step.variant in WAYS:
+                        replaced[step.operator] = step.variant
+        return dataclasses.replace(bound, kernels=tuple(kernels), constants=without_replaced(bound, replaced))
 
     def prepare(
         self,
@@ -242,8 +242,8 @@ class RegionLibrary:
         return f"{digest}-{int(variant)}-{width}-{home}-{self._scope}-{self._settings_digest()}"
 
     def _kernel_in_time(self, index: int, width: int, variant: int, bound: BoundProgram | None) -> Kernel | Refused:
-        if variant in OUTPUTS:
-            return self._by_winograd(index, width, variant, bound)
+        if variant in WAYS:
+            return self._by_own(index, width, variant, bound)
         try:
             with compilers_limited():
                 return self._kernel(index, width, variant)
@@ -275,10 +275,10 @@ class RegionLibrary:
             steps.append(_on_cpu(code, piece, operator.name) if self._device.type == "cpu" else _caller(aligned(code.entry), piece))
         return joined(steps, operator)
 
-    def _by_winograd(self, index: int, width: int, variant: int, bound: BoundProgram | None) -> Kernel | Refused:
+    def _by_own(self, index: int, width: int, variant: int, bound: BoundProgram | None) -> Kernel | Refused:
         if bound is None or self._device.type != "cpu":
-            return Refused("only convolutions on a CPU are computed by Winograd's algorithm")
-        return winograd_kernel(self._program.graph.operators[index], bound, width, variant, self._weights)
+            return Refused("kernels of our own are for a CPU")
+        return own_kernel(self._program.graph.operators[index], bound, width, variant, self._weights)
 
     def _on_half(self, index: int) -> Kernel | Refused:
         operator = self._program.graph.operators[index]

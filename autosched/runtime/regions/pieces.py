@@ -16,10 +16,9 @@ from autosched.core.custom_operators import is_custom
 from autosched.core.graph import Operator, OpGraph, kernel_signature
 from autosched.core.program import Call, Program
 from autosched.core.variants import WHOLE, Lowering, Variant
+from autosched.runtime.cpu_kernels.steps import WAYS, own_variants
 from autosched.runtime.cuda import blas_lt, cudnn_fused, sm_share
 from autosched.runtime.regions.row_products import has_row_product, is_row_product
-from autosched.runtime.winograd.calls import may_be_winograd
-from autosched.runtime.winograd.steps import OUTPUTS
 
 TEMPLATED = ("conv", "mm", "linear", "matmul")
 """What stands in the names of products and convolutions, which Inductor has templates for."""
@@ -31,7 +30,7 @@ _COMPOSITE = ("norm", "softmax", "gelu", "logsumexp", "var", "std", "glu", "silu
 WITH_VARIANTS = (Lowering.FUSED, Lowering.REWRITTEN, *WHOLE)
 """Lowerings whose operators may have variants other than their calls."""
 
-UNCOMPILED = (Variant.CALLS, Variant.HALF_SMS, Variant.CUDNN_FUSED, Variant.CUBLASLT, *OUTPUTS)
+UNCOMPILED = (Variant.CALLS, Variant.HALF_SMS, Variant.CUDNN_FUSED, Variant.CUBLASLT, *WAYS)
 """Variants that no compiler has a part in."""
 
 
@@ -89,8 +88,8 @@ def variants_of(operator: Operator, graph: OpGraph, kind: str, lowering: str = L
         found.append(Variant.CUDNN_FUSED)
     if lowering in WITH_VARIANTS and kind == "cuda" and blas_lt.supported() and blas_lt.is_product(operator, graph):
         found.append(Variant.CUBLASLT)
-    if lowering in WITH_VARIANTS and kind == "cpu" and may_be_winograd(operator, graph):
-        found += [Variant(item) for item in OUTPUTS]
+    if lowering in WITH_VARIANTS and kind == "cpu":
+        found += own_variants(operator, graph)
     return tuple(found)
 
 

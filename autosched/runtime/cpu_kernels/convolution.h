@@ -6,25 +6,19 @@
 //
 // No result depends on the number of threads, or on which tiles are worked on together.
 
+#pragma once
+
+#include "parallel.h"
 #include "products.h"
 #include "transforms.h"
 
 #include <algorithm>
 #include <limits>
 #include <new>
-#include <type_traits>
-
-// Whichever OpenMP PyTorch was linked with, as in native/team.h: nothing here is compiled for one, so no second one is loaded.
-extern "C" {
-__attribute__((weak)) void GOMP_parallel(void (*function)(void*), void* given, unsigned threads, unsigned flags);
-__attribute__((weak)) void GOMP_barrier();
-__attribute__((weak)) int omp_get_thread_num();
-__attribute__((weak)) int omp_get_num_threads();
-}
 
 namespace {
 
-// As many numbers as ``winograd.geometry`` writes, in its order. Strides are in elements; a channel follows the one before.
+// As many numbers as ``convolution.geometry`` writes, in its order. Strides are in elements; a channel follows the one before.
 struct Geometry {
   int64_t outputs;  // of a tile, in one dimension: 2 or 4
   int64_t threads;
@@ -41,30 +35,6 @@ constexpr int64_t kTogether = 36;
 constexpr int64_t kLightWeights = 1 << 20;
 constexpr int64_t kFewTiles = 8;
 constexpr size_t kAlignment = 64;
-// With fewer products than a core does in some ten microseconds, other threads come too late to be of use.
-constexpr int64_t kLeastProducts = 500'000;
-
-template <typename Work>
-void call_work(void* given) {
-  (*static_cast<Work*>(given))(omp_get_thread_num(), omp_get_num_threads());
-}
-
-// ``work(number, count)`` on each thread of a team, however many come.
-template <typename Work>
-void on_team(int64_t threads, Work work) {
-  if (threads < 2 || GOMP_parallel == nullptr || GOMP_barrier == nullptr) return work(0, 1);
-  GOMP_parallel(call_work<Work>, &work, static_cast<unsigned>(threads), 0);
-}
-
-void all_are_here(int count) {
-  if (count > 1) GOMP_barrier();
-}
-
-// The share of ``all`` that one of ``count`` threads has.
-struct Share {
-  Share(int64_t all, int number, int count) : first(all * number / count), last(all * (number + 1) / count) {}
-  int64_t first, last;
-};
 
 // Memory that a thread keeps from call to call.
 class Scratch {
@@ -169,7 +139,8 @@ class Convolution {
   void multiply(int64_t point, int64_t feature, const float* rows, float* sums, int64_t count) const {
     const float* const factors = weights + point * g.channels * padded;
     float* const made_here = sums + point * apart(count * padded);
-    product(count, rows + point * apart(count * g.channels), factors, made_here, g.channels, padded, feature);
+    const Rows those{rows + point * apart(count * g.channels), g.channels, made_here + feature, padded};
+    product(count, those, factors + feature * g.channels, g.channels, feature);
   }
 
   void take(int64_t tile, float* row, int64_t between) const {
@@ -242,38 +213,9 @@ class Convolution {
 };
 
 void convolve(const float* picture, float* made, const float* residual, const float* bias, const float* weights, const int64_t* numbers) {
-  static_assert(std::is_trivially_copyable_v<Geometry> && sizeof(Geometry) % sizeof(int64_t) == 0);
-  Geometry geometry;
-  std::memcpy(&geometry, numbers, sizeof(geometry));
+  const auto geometry = read<Geometry>(numbers);
   if (geometry.outputs == 2) return Convolution<2>(geometry, picture, made, residual, bias, weights).run();
   Convolution<4>(geometry, picture, made, residual, bias, weights).run();
 }
 
 }  // namespace
-
-// One for each set of tensors that there may be, since whoever calls a kernel hands over all of its pointers, and none that is null.
-extern "C" {
-
-__attribute__((visibility("default"))) int64_t autosched_winograd_lanes() { return kLanes; }
-
-__attribute__((visibility("default"))) void autosched_winograd(
-    const float* picture, float* made, const float* weights, const int64_t* geometry) {
-  convolve(picture, made, nullptr, nullptr, weights, geometry);
-}
-
-__attribute__((visibility("default"))) void autosched_winograd_bias(
-    const float* picture, float* made, const float* bias, const float* weights, const int64_t* geometry) {
-  convolve(picture, made, nullptr, bias, weights, geometry);
-}
-
-__attribute__((visibility("default"))) void autosched_winograd_residual(
-    const float* picture, float* made, const float* residual, const float* weights, const int64_t* geometry) {
-  convolve(picture, made, residual, nullptr, weights, geometry);
-}
-
-__attribute__((visibility("default"))) void autosched_winograd_bias_residual(
-    const float* picture, float* made, const float* bias, const float* residual, const float* weights, const int64_t* geometry) {
-  convolve(picture, made, residual, bias, weights, geometry);
-}
-
-}

@@ -1,4 +1,4 @@
-"""``convolution.cpp`` compiled for this processor, and loaded. Whatever goes wrong is a reason: convolutions are oneDNN's then."""
+"""``kernels.cpp`` compiled for this processor, and loaded. Whatever goes wrong is a reason: other libraries compute it then."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from autosched.config import winograd_wanted
 from autosched.core.forks import RenewedLock
 from autosched.runtime.host_key import cpu_device_key
 from autosched.runtime.native.compiler import Recipe, no_compiler
@@ -22,8 +21,7 @@ from autosched.runtime.native.compiler import Recipe, no_compiler
 _log = logging.getLogger(__name__)
 
 _BUILD_LIMIT_S = 120.0
-_SWITCHED_OFF = "switched off by AUTOSCHED_WINOGRAD=0"
-_SOURCE = Path(__file__).parent / "convolution.cpp"
+_SOURCE = Path(__file__).parent / "kernels.cpp"
 _NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 # No bit may depend on which of several copies of some code the compiler joins a product and a sum in.
 _COMPILE = ("-std=c++20", "-O3", _NATIVE, "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-pipe")
@@ -38,19 +36,23 @@ class Entry:
     address: int
 
 
+Entries = Mapping[tuple[bool, bool], Entry]
+"""By whether there is a bias, and whether there is a residual."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Library:
-    """What ``convolution.cpp`` holds.
+    """What ``kernels.cpp`` holds.
 
     Args:
         lanes: float32 numbers in a vector.
-        entries: by whether there is a bias, and whether there is a residual. Parameters, all addresses: picture, result, bias, residual,
-            weights, geometry.
+        winograd, linear: parameters are addresses: what is read, the result, bias, residual, weights, geometry.
         loaded: keeps the code where it is.
     """
 
     lanes: int
-    entries: Mapping[tuple[bool, bool], Entry]
+    winograd: Entries
+    linear: Entries
     loaded: object
 
 
@@ -66,10 +68,8 @@ class _State:
 _state = _State()
 
 
-def winograd_library() -> Library | str:
-    """The library: at once if it was built before, else in the second or two of a compiler; or why there is none."""
-    if not winograd_wanted():
-        return _SWITCHED_OFF
+def kernel_library() -> Library | str:
+    """The library: at once if it was built before, else in the seconds of a compiler; or why there is none."""
     with _state.turn.lock:
         if _state.found is None and not _state.refused:
             made = _library()
@@ -77,29 +77,27 @@ def winograd_library() -> Library | str:
                 _state.found = made
             else:
                 _state.refused = made
-                _log.info("no convolution by Winograd's algorithm: %s", made)
+                _log.info("no kernels of our own: %s", made)
         return _state.found or _state.refused
 
 
-def winograd_built() -> bool:
-    """Whether the library is there, and wanted, and nothing was found to be wrong with it."""
-    return winograd_wanted() and not _state.refused and winograd_recipe().find() is not None
+def kernels_built() -> bool:
+    """Whether the library is there, and nothing was found to be wrong with it."""
+    return not _state.refused and kernels_recipe().find() is not None
 
 
-def winograd_obstacle() -> str:
+def kernels_obstacle() -> str:
     """Why the library cannot be built here, as far as can be told without trying; empty if nothing is in the way."""
-    if not winograd_wanted():
-        return _SWITCHED_OFF
     if _state.refused:
         return _state.refused
     return no_compiler() if sys.platform == "linux" else f"it is built on Linux only, not on {sys.platform}"
 
 
 def _library() -> Library | str:
-    recipe = winograd_recipe()
+    recipe = kernels_recipe()
     path = recipe.find()
     if path is None:
-        built = winograd_obstacle() or recipe.make(_BUILD_LIMIT_S)
+        built = kernels_obstacle() or recipe.make(_BUILD_LIMIT_S)
         if isinstance(built, str):
             return built
         path = built
@@ -111,22 +109,21 @@ def _library() -> Library | str:
 
 def _loaded(path: Path) -> Library:
     loaded = ctypes.CDLL(str(path))
-    entries = {
-        (bias, residual): _entry(loaded, f"autosched_winograd{'_bias' * bias}{'_residual' * residual}", 4 + bias + residual)
-        for bias in (False, True)
-        for residual in (False, True)
-    }
-    return Library(int(loaded.autosched_winograd_lanes()), entries, loaded)
+    either = (False, True)
+    winograd = {(bias, residual): _entry(loaded, "winograd", bias, residual) for bias in either for residual in either}
+    linear = {(bias, False): _entry(loaded, "linear", bias, False) for bias in either}
+    return Library(int(loaded.autosched_vector_lanes()), winograd, linear, loaded)
 
 
-def _entry(loaded: ctypes.CDLL, name: str, parameters: int) -> Entry:
+def _entry(loaded: ctypes.CDLL, kernel: str, bias: bool, residual: bool) -> Entry:
+    name = f"autosched_{kernel}{'_bias' * bias}{'_residual' * residual}"
     function = getattr(loaded, name)
-    function.argtypes, function.restype = [ctypes.c_void_p] * parameters, None
+    function.argtypes, function.restype = [ctypes.c_void_p] * (4 + bias + residual), None
     return Entry(name, function, ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
 @lru_cache(maxsize=1)
-def winograd_recipe() -> Recipe:
+def kernels_recipe() -> Recipe:
     """How the library is made for this processor."""
     processor = hashlib.sha256(msgspec.json.encode(cpu_device_key(), order="sorted")).hexdigest()
-    return Recipe("winograd", _SOURCE, _COMPILE, ("-shared",), depends=(processor,))
+    return Recipe("kernels", _SOURCE, _COMPILE, ("-shared",), depends=(processor,))

@@ -21,6 +21,11 @@ from autosched.core.variants import Lowering, Variant
 from autosched.export.bundle import make_bundle, write_bundle
 from autosched.pipeline.inductor_capture import capture_inductor
 from autosched.runtime.bundle.format import read_bundles
+from autosched.runtime.cpu_kernels import library as libraries
+from autosched.runtime.cpu_kernels import steps
+from autosched.runtime.cpu_kernels.convolution import read_convolution
+from autosched.runtime.cpu_kernels.library import Library, kernel_library
+from autosched.runtime.cpu_kernels.weights import transformed
 from autosched.runtime.host_key import compiler_key, cpu_device_key, numerics_key, software_key
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.instructions import CallOperator, RunKernel, carrying, fixed_tensors, instructions_of
@@ -32,11 +37,6 @@ from autosched.runtime.regions.library import RegionLibrary, region_library
 from autosched.runtime.regions.pieces import offered_variants
 from autosched.runtime.verdict import Compatibility, check_bundle
 from autosched.runtime.widths import WidePrograms
-from autosched.runtime.winograd import library as winograd_libraries
-from autosched.runtime.winograd import steps
-from autosched.runtime.winograd.calls import read_convolution
-from autosched.runtime.winograd.library import Library, winograd_library
-from autosched.runtime.winograd.weights import transformed
 from tests.conformance.bundles import evidence_for
 from tests.conformance.interpreter import interpret
 
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("kernel")
 @pytest.fixture
 def kernel(native: None) -> None:
     """The kernel, compiled once for all tests; ``native`` says where it is kept."""
-    if isinstance(made := winograd_library(), str):
+    if isinstance(made := kernel_library(), str):
         pytest.skip(f"no kernel: {made}")
 
 
@@ -232,16 +232,16 @@ def test_weights_that_another_call_of_the_same_operator_reads_are_kept() -> None
     [(index, convolution)] = [
         (operator.index, item) for operator in graph.operators for call in operator.calls if (item := read_convolution(call, graph))
     ]
-    assert steps.without_replaced(bound, {index})[convolution.weight] is None
+    assert steps.without_replaced(bound, {index: Variant.WINOGRAD_2})[convolution.weight] is None
     another = CallOperator(Call("aten::clone.default", (Ref(convolution.weight),), (), (-1,)))
     kernel = bound.kernels[index]
     both = carrying(kernel, [*(instructions_of(kernel) or ()), another])
     kernels = tuple(both if place == index else other for place, other in enumerate(bound.kernels))
-    kept = steps.without_replaced(dataclasses.replace(bound, kernels=kernels), {index})
+    kept = steps.without_replaced(dataclasses.replace(bound, kernels=kernels), {index: Variant.WINOGRAD_2})
     assert kept[convolution.weight] is bound.constants[convolution.weight]
 
 
-@pytest.mark.parametrize(("made", "reason"), [("example_of", "does not run"), ("transformed", "its weights cannot be transformed")])
+@pytest.mark.parametrize(("made", "reason"), [("example_of", "does not run"), ("transformed", "its weights cannot be made ready")])
 def test_what_does_not_fit_into_memory_is_a_reason(made: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def too_large(*_: object) -> torch.Tensor:
         return torch.empty(1 << 60)
@@ -268,15 +268,17 @@ def test_channels_first_and_sixteen_bits_stay_as_they_are() -> None:
 def test_it_is_offered_in_every_lowering_but_aten_and_not_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     for lowering in (Lowering.ATEN, Lowering.REWRITTEN, Lowering.FUSED):
         _, _, found = captured(COMPUTED["relu"], lowering=lowering)
-        offered = sum(set(BOTH) <= set(row) for row in offered_variants(found.program, "cpu"))
-        assert offered == (0 if lowering is Lowering.ATEN else 1)
+        having = [index for index, row in enumerate(offered_variants(found.program, "cpu")) if set(BOTH) <= set(row)]
+        assert len(having) == (0 if lowering is Lowering.ATEN else 1)
         assert not any(set(BOTH) & set(row) for row in offered_variants(found.program, "cuda"))
     monkeypatch.setenv("AUTOSCHED_WINOGRAD", "0")
     assert not any(set(BOTH) & set(row) for row in offered_variants(found.program, "cpu"))
-    assert "AUTOSCHED_WINOGRAD=0" in str(winograd_library())
+    refused = library_of(found).kernel(having[0], 1, Variant.WINOGRAD_2, bind(found.program, found.constants, "cpu"))
+    assert isinstance(refused, Refused)
+    assert refused.reason == "switched off by AUTOSCHED_WINOGRAD=0"
     monkeypatch.setenv("AUTOSCHED_WINOGRAD", "no")
     with pytest.raises(UsageError, match="AUTOSCHED_WINOGRAD is 'no'; expected 1, or 0"):
-        winograd_library()
+        offered_variants(found.program, "cpu")
 
 
 def test_launches_of_inductors_code_have_it_too() -> None:
@@ -376,7 +378,7 @@ def test_without_a_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "empty"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(winograd_libraries, "_state", winograd_libraries._State())
+    monkeypatch.setattr(libraries, "_state", libraries._State())
     _, x, found = captured(COMPUTED["plain"])
     bound, [index] = bound_with(found, Variant.WINOGRAD_2)
     refused = library_of(found).kernel(index, 1, Variant.WINOGRAD_2, bound)
@@ -388,20 +390,20 @@ def test_without_a_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch, t
 def test_doctor_says_whether_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from autosched import doctor
 
-    assert "built for this processor" in doctor._convolutions().detail
+    assert "built for this processor" in doctor._own_kernels().detail
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "empty"))
-    assert "not built yet" in doctor._convolutions().detail
+    assert "not built yet" in doctor._own_kernels().detail
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    assert "no C++ compiler" in doctor._convolutions().detail
+    assert "no C++ compiler" in doctor._own_kernels().detail
     monkeypatch.setenv("AUTOSCHED_WINOGRAD", "0")
-    assert doctor._convolutions().state is doctor.State.MISSING
+    assert doctor._own_kernels().state is doctor.State.MISSING
 
 
 @pytest.mark.parametrize("outputs", [2, 4])
 def test_weights_are_those_of_the_minimal_filter(outputs: int) -> None:
     """A weight of ones in the middle alone passes a picture through: every point is the product of the two middle rows."""
-    library = winograd_library()
+    library = kernel_library()
     assert isinstance(library, Library)
     lanes = library.lanes
     weight = torch.zeros(3 * lanes + 1, 2, 3, 3)
@@ -453,7 +455,7 @@ def test_a_file_that_uses_it_is_degraded_where_it_cannot_be_had(tmp_path: Path, 
     monkeypatch.setenv("AUTOSCHED_WINOGRAD", "0")
     without = check_bundle(bundle, cpu_device_key(), software_key(), model)
     assert without.compatibility is Compatibility.DEGRADED
-    assert any("convolutions: 1 by Winograd's algorithm there, by oneDNN here (switched off" in line for line in without.lines)
+    assert any("convolutions: 1 by kernels of our own there, by those of libraries here (switched off" in line for line in without.lines)
     fast = autosched.load(tmp_path / "net.autosched", model)
     with torch.no_grad():
         assert torch.allclose(fast(x), model(x), atol=1e-4)
@@ -462,9 +464,9 @@ def test_a_file_that_uses_it_is_degraded_where_it_cannot_be_had(tmp_path: Path, 
 def test_a_file_that_uses_it_is_degraded_where_the_compiler_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, _ = captured(COMPUTED["plain"])
     _saved(tmp_path / "net.autosched", model, x, Variant.WINOGRAD_2)
-    monkeypatch.setattr(winograd_libraries, "_state", winograd_libraries._State())
+    monkeypatch.setattr(libraries, "_state", libraries._State())
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "empty"))
     monkeypatch.setenv("CXX", "/bin/false")
     report = autosched.load(tmp_path / "net.autosched", model).report()
     assert (report.scheduled, report.verdict) == (True, "degraded")
-    assert any("by oneDNN here (/bin/false failed: exit status 1)" in line for line in report.differences)
+    assert any("by those of libraries here (/bin/false failed: exit status 1)" in line for line in report.differences)

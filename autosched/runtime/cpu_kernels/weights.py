@@ -1,8 +1,8 @@
-"""The weights of a convolution as Winograd's algorithm multiplies with them.
+"""Weights as the kernels multiply with them.
 
-F(m x m, 3 x 3) computes a tile of m x m results from n = m + 2 numbers in each dimension as ``A' [(G g G') * (B' d B)] A`` (Lavin and Gray,
-arXiv:1509.09308, equation 8). What is made of the weights ``g`` is made here, once; of the input ``d`` and of the products, in
-``transforms.h``.
+Of Winograd's algorithm, F(m x m, 3 x 3) computes a tile of m x m results from n = m + 2 numbers in each dimension as
+``A' [(G g G') * (B' d B)] A`` (Lavin and Gray, arXiv:1509.09308, equation 8). What is made of the weights ``g`` is made here, once; of the
+input ``d`` and of the products, in ``transforms.h``.
 """
 
 from __future__ import annotations
@@ -39,6 +39,16 @@ def transformed(weight: torch.Tensor, outputs: int, lanes: int) -> torch.Tensor:
     points = both.to(torch.float32).reshape(-1, features, channels).transpose(1, 2)
     whole = torch.zeros(points.shape[0], channels, padded, dtype=torch.float32, device="cpu")
     whole[:, :, :features] = points
-    edge = padded // (2 * lanes) * (2 * lanes)
-    blocks = whole[:, :, :edge].reshape(points.shape[0], channels, -1, 2 * lanes).transpose(1, 2)
-    return torch.cat([blocks.reshape(points.shape[0], -1), whole[:, :, edge:].reshape(points.shape[0], -1)], dim=1).reshape(-1)
+    return in_blocks(whole, lanes)
+
+
+def in_blocks(factors: torch.Tensor, lanes: int) -> torch.Tensor:
+    """``factors``, float32 ``[products, channels, features]``, as ``products.h`` reads them: see :func:`transformed`.
+
+    Args:
+        lanes: numbers in a vector, of which the features fill whole ones.
+    """
+    products, _, features = factors.shape
+    edge = features // (2 * lanes) * (2 * lanes)
+    blocks = factors[:, :, :edge].unflatten(2, (-1, 2 * lanes)).transpose(1, 2)
+    return torch.cat([blocks.reshape(products, -1), factors[:, :, edge:].reshape(products, -1)], dim=1).reshape(-1)

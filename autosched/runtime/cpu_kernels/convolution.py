@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+import torch
+
 from autosched.config import winograd_wanted
 from autosched.core.graph import Operator, OpGraph, TensorSpec, ValueRole
 from autosched.core.program import Argument, Call, Many, Ref
@@ -58,6 +60,13 @@ class Convolution:
     padding: tuple[int, int]
     relu: bool
     after: Call | None
+
+    turned = False
+
+    @property
+    def replaced(self) -> tuple[int, ...]:
+        """The slots that it does without: its weights are transformed."""
+        return (self.weight,)
 
 
 def may_be_winograd(operator: Operator, graph: OpGraph) -> bool:
@@ -173,3 +182,13 @@ def _pair(argument: Argument) -> tuple[int, int] | None:
     items = argument.items if isinstance(argument, Many) else (argument,)
     numbers = [item for item in items if isinstance(item, int) and not isinstance(item, bool) and item >= 0]
     return (numbers[0], numbers[-1]) if len(numbers) == len(items) and len(numbers) in (1, 2) else None
+
+
+def geometry(convolution: Convolution, graph: OpGraph, width: int, outputs: int) -> torch.Tensor:
+    """Numbers in the order of ``Geometry`` in ``convolution.h``, int64."""
+    source, made = graph.values[convolution.source].spec, graph.values[convolution.made].spec
+    batch, channels, height, wide = source.shape
+    between = (source.strides[0], source.strides[2], source.strides[3])
+    results = (made.shape[1], *convolution.padding, *made.shape[2:], int(convolution.relu))
+    numbers = (outputs, width, batch, channels, height, wide, *between, *results)
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -1,0 +1,40 @@
+// Kernels of our own for CPUs, compiled for the processor they run on; see library.py.
+
+#include "convolution.h"
+#include "linear.h"
+
+// One for each set of tensors that there may be, since whoever calls a kernel hands over all of its pointers, and none that is null.
+extern "C" {
+
+__attribute__((visibility("default"))) int64_t autosched_vector_lanes() { return kLanes; }
+
+__attribute__((visibility("default"))) void autosched_winograd(
+    const float* picture, float* made, const float* weights, const int64_t* geometry) {
+  convolve(picture, made, nullptr, nullptr, weights, geometry);
+}
+
+__attribute__((visibility("default"))) void autosched_winograd_bias(
+    const float* picture, float* made, const float* bias, const float* weights, const int64_t* geometry) {
+  convolve(picture, made, nullptr, bias, weights, geometry);
+}
+
+__attribute__((visibility("default"))) void autosched_winograd_residual(
+    const float* picture, float* made, const float* residual, const float* weights, const int64_t* geometry) {
+  convolve(picture, made, residual, nullptr, weights, geometry);
+}
+
+__attribute__((visibility("default"))) void autosched_winograd_bias_residual(
+    const float* picture, float* made, const float* bias, const float* residual, const float* weights, const int64_t* geometry) {
+  convolve(picture, made, residual, bias, weights, geometry);
+}
+
+__attribute__((visibility("default"))) void autosched_linear(const float* rows, float* made, const float* weights, const int64_t* layer) {
+  multiply_rows(rows, made, nullptr, weights, layer);
+}
+
+__attribute__((visibility("default"))) void autosched_linear_bias(
+    const float* rows, float* made, const float* bias, const float* weights, const int64_t* layer) {
+  multiply_rows(rows, made, bias, weights, layer);
+}
+
+}

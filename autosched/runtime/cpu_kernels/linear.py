@@ -1,0 +1,180 @@
+"""Which linear layers the kernel of our own can compute: products of a few rows with constant weights, in float32.
+
+They are found where PyTorch, oneDNN or MKL is called, also by Inductor's own code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from autosched.config import own_products_wanted
+from autosched.core.graph import Operator, OpGraph, TensorSpec, ValueRole
+from autosched.core.program import Call, Ref
+from autosched.runtime.instructions import Window
+
+# The arguments of each call; weights are [outputs, inputs], and those of ``columns`` [inputs, outputs].
+_ARGUMENTS = {
+    "aten::linear.default": ("source", "weight", "bias"),
+    "aten::mm.default": ("source", "columns"),
+    "aten::matmul.default": ("source", "columns"),
+    "aten::addmm.default": ("bias", "source", "columns"),
+    "mkl::_mkl_linear.default": ("source", "packed", "weight", "bias", "rows"),
+    "mkldnn::_linear_pointwise.default": ("source", "weight", "bias", "activation", "scalars", "algorithm"),
+}
+# What launches of Inductor's code that call one of these are named after.
+_LAUNCHES = ("mm", "addmm", "_mkl_linear", "_linear_pointwise")
+# A single row has loops of its own (``capture.passes.cpu_rows``). With many, libraries use the caches better.
+_LEAST_ROWS, _MOST_ROWS = 2, 512
+_LEAST_CHANNELS = 16
+_VECTOR = 16  # the longest in use: features fill whole ones
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One that the kernel can compute.
+
+    Args:
+        source: the slot whose memory begins with the rows, one behind the other.
+        weight, bias, made: slots.
+        turned: whether the weight is ``[inputs, outputs]``.
+        packed: the slot of what a library reads in place of the weight, or None.
+        rows, channels, features: the product is ``[rows, channels] x [channels, features]``.
+        relu: whether it follows.
+    """
+
+    source: int
+    weight: int
+    bias: int | None
+    made: int
+    turned: bool
+    packed: int | None
+    rows: int
+    channels: int
+    features: int
+    relu: bool
+
+    residual = None
+    after = None
+
+    @property
+    def replaced(self) -> tuple[int, ...]:
+        """The slots that it does without: its weights are packed in a way of their own."""
+        return (self.weight,) if self.packed is None else (self.weight, self.packed)
+
+
+def may_be_linear(operator: Operator, graph: OpGraph) -> bool:
+    """Whether ``operator`` has a linear layer for the kernel; of a launch of Inductor's code as far as its tensors tell."""
+    return own_products_wanted() and any(_may_be(call, graph) for call in operator.calls)
+
+
+def _may_be(call: Call, graph: OpGraph) -> bool:
+    if call.target in _ARGUMENTS:
+        return read_linear(call, graph) is not None
+    if call.target.removeprefix("inductor::").split(".")[0] not in _LAUNCHES or len(call.outputs) != 1 or call.outputs[0] < 0:
+        return False
+    read = [graph.values[value] for value in call.reads() if value >= 0]
+    made = graph.values[call.outputs[0]].spec
+    sources = [value.spec for value in read if value.role is not ValueRole.CONSTANT]
+    weights = [value.spec for value in read if value.role is ValueRole.CONSTANT and len(value.spec.shape) == 2]
+    return len(sources) == 1 and any(_of_launch(sources[0], weight, made) for weight in weights)
+
+
+def _of_launch(source: TensorSpec, weight: TensorSpec, made: TensorSpec) -> bool:
+    """Whether ``made`` may be the product of the two: a launch may read ``source`` as if it had another shape."""
+    if not made.shape or made.shape[-1] not in weight.shape or not _dense(source) or not _dense(made):
+        return False
+    features = made.shape[-1]
+    channels = weight.shape[0] if weight.shape[1] == features else weight.shape[1]
+    rows = made.elements // max(features, 1)
+    return weight.dtype == "float32" and source.elements == rows * channels and _worthwhile(rows, channels, features)
+
+
+def read_linear(call: Call, graph: OpGraph, windows: Mapping[int, Window] | None = None) -> Linear | None:
+    """What ``call`` computes, if the kernel can; its slots are values of ``graph``, or views of some.
+
+    Args:
+        windows: those views, by their slots.
+    """
+    names = _ARGUMENTS.get(call.target)
+    if names is None or call.kwargs or len(call.outputs) != 1 or call.outputs[0] < 0 or len(call.args) > len(names):
+        return None
+    given = dict(zip(names, call.args, strict=False))
+    source, bias, packed = given.get("source"), given.get("bias"), given.get("packed")
+    weight = given.get("columns") or given.get("weight")
+    if not isinstance(source, Ref) or not isinstance(weight, Ref) or not (bias is None or isinstance(bias, Ref)):
+        return None
+    activation = given.get("activation") or "none"
+    if activation not in ("none", "relu") or not (packed is None or isinstance(packed, Ref)):
+        return None
+    begun = _begun(source.value, graph, windows or {})
+    sizes = _sizes(graph, weight.value, turned="columns" in given)
+    if begun is None or sizes is None:
+        return None
+    slot, shape = begun
+    channels, features = sizes
+    rows = math.prod(shape[:-1])
+    made = graph.values[call.outputs[0]].spec
+    if shape[-1] != channels or made.shape[-1:] != (features,) or made.elements != rows * features or not _dense(made):
+        return None
+    if bias is not None and not _one_behind_the_other(graph, bias.value, features):
+        return None
+    if not _worthwhile(rows, channels, features):
+        return None
+    return Linear(
+        slot, weight.value, None if bias is None else bias.value, call.outputs[0], "columns" in given,
+        None if packed is None else packed.value, rows, channels, features, activation == "relu",
+    )  # fmt: skip
+
+
+def _begun(slot: int, graph: OpGraph, windows: Mapping[int, Window]) -> tuple[int, tuple[int, ...]] | None:
+    """The value whose memory begins with the rows in ``slot``, and the shape of those."""
+    window = windows.get(slot)
+    if window is None:
+        if slot < 0:
+            return None
+        spec = graph.values[slot].spec
+        return (slot, spec.shape) if len(spec.shape) >= 2 and _dense(spec) else None
+    spec = graph.values[window.of].spec
+    as_seen = TensorSpec(window.size, spec.dtype, window.stride)
+    inside = window.offset == 0 and _dense(spec) and _dense(as_seen) and as_seen.elements <= spec.elements
+    return (window.of, window.size) if inside and len(window.size) >= 2 else None
+
+
+def _sizes(graph: OpGraph, weight: int, *, turned: bool) -> tuple[int, int] | None:
+    """Inputs and outputs of a layer with that weight."""
+    value = graph.values[weight] if weight >= 0 else None
+    if value is None or value.role is not ValueRole.CONSTANT or len(value.spec.shape) != 2 or value.spec.dtype != "float32":
+        return None
+    one, other = value.spec.shape
+    return (one, other) if turned else (other, one)
+
+
+def _one_behind_the_other(graph: OpGraph, bias: int, count: int) -> bool:
+    spec = graph.values[bias].spec if bias >= 0 else None
+    return spec is not None and (spec.shape, spec.strides, spec.dtype) == ((count,), (1,), "float32")
+
+
+def _worthwhile(rows: int, channels: int, features: int) -> bool:
+    return _LEAST_ROWS <= rows <= _MOST_ROWS and channels >= _LEAST_CHANNELS and features > 0 and features % _VECTOR == 0
+
+
+def _dense(spec: TensorSpec) -> bool:
+    """Whether it is of float32, and its elements lie one behind the other."""
+    if spec.dtype != "float32" or len(spec.strides) != len(spec.shape):
+        return False
+    step = 1
+    for size, stride in zip(reversed(spec.shape), reversed(spec.strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def geometry(linear: Linear, width: int) -> torch.Tensor:
+    """Numbers in the order of ``Layer`` in ``linear.h``, int64."""
+    numbers = (width, linear.rows, linear.channels, linear.features, int(linear.relu))
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -1,0 +1,41 @@
+// Threads of the calling thread's OpenMP team, and what each of them does.
+#pragma once
+
+#include <cstdint>
+
+// Whichever OpenMP PyTorch was linked with, as in native/team.h: nothing here is compiled for one, so no second one is loaded.
+extern "C" {
+__attribute__((weak)) void GOMP_parallel(void (*function)(void*), void* given, unsigned threads, unsigned flags);
+__attribute__((weak)) void GOMP_barrier();
+__attribute__((weak)) int omp_get_thread_num();
+__attribute__((weak)) int omp_get_num_threads();
+}
+
+namespace {
+
+// With fewer products than a core does in some ten microseconds, other threads come too late to be of use.
+constexpr int64_t kLeastProducts = 500'000;
+
+template <typename Work>
+void call_work(void* given) {
+  (*static_cast<Work*>(given))(omp_get_thread_num(), omp_get_num_threads());
+}
+
+// ``work(number, count)`` on each thread of a team, however many come.
+template <typename Work>
+void on_team(int64_t threads, Work work) {
+  if (threads < 2 || GOMP_parallel == nullptr || GOMP_barrier == nullptr) return work(0, 1);
+  GOMP_parallel(call_work<Work>, &work, static_cast<unsigned>(threads), 0);
+}
+
+void all_are_here(int count) {
+  if (count > 1) GOMP_barrier();
+}
+
+// The share of ``all`` that one of ``count`` threads has.
+struct Share {
+  Share(int64_t all, int number, int count) : first(all * number / count), last(all * (number + 1) / count) {}
+  int64_t first, last;
+};
+
+}  // namespace

@@ -1,0 +1,276 @@
+"""Kernels of operators that have something computed by code of our own: bias, residual and relu before a result is written, another
+activation after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autosched.config import own_products_wanted, winograd_wanted
+from autosched.core.from_outside import let_through
+from autosched.core.graph import Operator, OpGraph
+from autosched.core.program import Call
+from autosched.core.variants import Variant
+from autosched.runtime.calls import Kernel, Slots, compile_call
+from autosched.runtime.cpu_kernels import convolution, linear
+from autosched.runtime.cpu_kernels.library import Entries, Library, kernel_library, kernels_built, kernels_obstacle
+from autosched.runtime.cpu_kernels.weights import in_blocks, transformed
+from autosched.runtime.examples import example_of, same_strides
+from autosched.runtime.inductor.common import Refused, first_line
+from autosched.runtime.instructions import (
+    FIRST_SCRATCH,
+    Allocate,
+    CallOperator,
+    Expect,
+    Instruction,
+    Release,
+    RunKernel,
+    Window,
+    carrying,
+    instructions_of,
+)
+from autosched.runtime.kernels import BoundProgram, joined
+from autosched.runtime.numerics import compare
+from autosched.runtime.one_copy import one_copy
+
+Weights = MutableMapping[tuple[int, int, bool], torch.Tensor]
+"""Weights as a kernel multiplies with them: by the value that holds them otherwise, the variant, and whether they are turned."""
+
+
+Computed = convolution.Convolution | linear.Linear
+"""What a kernel computes in the place of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How a variant computes.
+
+    Args:
+        wanted: whether the user has not switched it off, by ``switch``.
+        read: what a call computes, if this can.
+        packed: the weights for vectors of so many numbers.
+        numbers: the shapes as the kernel reads them, for a graph and a number of threads.
+        entries: of the library.
+        only: what else is refused.
+    """
+
+    wanted: Callable[[], bool]
+    switch: str
+    read: Callable[[Call, OpGraph, Mapping[int, Window]], Any]
+    packed: Callable[[Any, torch.Tensor, int], torch.Tensor]
+    numbers: Callable[[Any, OpGraph, int], torch.Tensor]
+    entries: Callable[[Library], Entries]
+    only: str
+
+
+def _winograd(outputs: int) -> _Way:
+    return _Way(
+        winograd_wanted,
+        "AUTOSCHED_WINOGRAD",
+        lambda call, graph, windows: convolution.read_convolution(call, graph),
+        lambda item, weight, lanes: transformed(weight, outputs, lanes),
+        lambda item, graph, width: convolution.geometry(item, graph, width, outputs),
+        lambda library: library.winograd,
+        "only 3x3 convolutions of float32 with stride 1, one group and channels last are computed so",
+    )
+
+
+def _factors(item: linear.Linear, weight: torch.Tensor, lanes: int) -> torch.Tensor:
+    return in_blocks((weight if item.turned else weight.t()).unsqueeze(0), lanes)
+
+
+WAYS: Mapping[int, _Way] = {
+    Variant.WINOGRAD_2: _winograd(2),
+    Variant.WINOGRAD_4: _winograd(4),
+    Variant.OWN_PRODUCT: _Way(
+        own_products_wanted,
+        "AUTOSCHED_PRODUCTS",
+        linear.read_linear,
+        _factors,
+        lambda item, graph, width: linear.geometry(item, width),
+        lambda library: library.linear,
+        "only products of a few rows with constant weights, in float32 and as wide as whole vectors, are computed so",
+    ),
+}
+"""By variant."""
+
+
+def missing_kernel(variant: int) -> str:
+    """Why nothing is computed by ``variant`` of :data:`WAYS` here, as far as can be told without trying; empty if nothing is in the way."""
+    way = WAYS[variant]
+    if not way.wanted():
+        return f"switched off by {way.switch}=0"
+    return "" if kernels_built() else kernels_obstacle()
+
+
+def own_variants(operator: Operator, graph: OpGraph) -> tuple[Variant, ...]:
+    """Those that may pay for ``operator`` on a CPU."""
+    winograd = (Variant.WINOGRAD_2, Variant.WINOGRAD_4) if convolution.may_be_winograd(operator, graph) else ()
+    return (*winograd, Variant.OWN_PRODUCT) if linear.may_be_linear(operator, graph) else winograd
+
+
+def own_kernel(operator: Operator, bound: BoundProgram, width: int, variant: int, weights: Weights) -> Kernel | Refused:
+    """The operator as :data:`WAYS` has it computed, or why it cannot be had.
+
+    Args:
+        bound: the program that it belongs to, as it is bound on a CPU for ``width`` threads.
+        variant: one of :data:`WAYS`.
+        weights: what was made of those in ``bound`` before; what is missing is added.
+    """
+    way = WAYS[variant]
+    if not way.wanted():
+        return Refused(f"switched off by {way.switch}=0")
+    library = kernel_library()
+    if isinstance(library, str):
+        return Refused(library)
+    calls = _calls(bound.kernels[operator.index])
+    if calls is None:
+        return Refused("what this operator does besides is not known here")
+    graph = bound.program.graph
+    found = _found(calls, way, graph)
+    if not found:
+        return Refused(way.only)
+    if any(slot <= FIRST_SCRATCH for call in calls.calls if call not in found for slot in (*call.reads(), *call.outputs)):
+        return Refused("what this operator does besides has memory of its own")
+    steps: list[Kernel] = []
+    for call in calls.calls:
+        if (item := found.get(call)) is None:
+            steps.append(compile_call(call, bound.device))
+            continue
+        factors = _packed(item, way, bound, variant, library, weights)
+        if isinstance(factors, str):
+            return Refused(factors)
+        entry = way.entries(library)[item.bias is not None, item.residual is not None]
+        kernel = RunKernel(entry.name, entry.address, _tensors(item), library, (factors, way.numbers(item, graph, width)))
+        steps.append(_step(item, graph, kernel, entry.call))
+        if item.after is not None:
+            steps.append(compile_call(item.after, bound.device))
+    made = joined(steps, operator)
+    why = _difference(operator, bound, made)
+    return Refused(why) if why else made
+
+
+def without_replaced(bound: BoundProgram, replaced: Mapping[int, int]) -> Slots:
+    """The constants of ``bound`` without the weights that nobody reads once operators run by :func:`own_kernel`.
+
+    Args:
+        replaced: those operators, and the variant of each.
+    """
+    graph, constants = bound.program.graph, bound.constants.copy()
+    gone: set[int] = set()
+    others = {value for operator in graph.operators if operator.index not in replaced for value in operator.reads}
+    for index, variant in sorted(replaced.items()):
+        calls = _calls(bound.kernels[index])
+        if calls is None:
+            continue
+        found = _found(calls, WAYS[variant], graph)
+        gone.update(value for item in found.values() for value in item.replaced)
+        # Beside what is replaced, an operator may have calls that read what that one has weights from.
+        others.update(value for call in calls.calls if call not in found for value in call.reads())
+    for value in gone - others - set(graph.outputs):
+        constants[value] = None
+    return constants
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """What a kernel does: calls, and the views of values that those read, by slots of the operator's own."""
+
+    calls: tuple[Call, ...]
+    windows: Mapping[int, Window]
+
+
+def _calls(kernel: Kernel) -> _Calls | None:
+    """What ``kernel`` does, if it is nothing else."""
+    items = instructions_of(kernel)
+    if items is None:
+        return None
+    windows = {item.slot: item for item in items if isinstance(item, Window) and item.slot <= FIRST_SCRATCH and item.of >= 0}
+    # What is released is made by the calls, and is again.
+    if any(not isinstance(item, CallOperator | Release) and item not in windows.values() for item in items):
+        return None
+    return _Calls(tuple(item.call for item in items if isinstance(item, CallOperator)), windows)
+
+
+def _found(calls: _Calls, way: _Way, graph: OpGraph) -> dict[Call, Computed]:
+    return {call: item for call in calls.calls if (item := way.read(call, graph, calls.windows)) is not None}
+
+
+def _packed(item: Computed, way: _Way, bound: BoundProgram, variant: int, library: Library, weights: Weights) -> torch.Tensor | str:
+    """Its weights, also in ``weights`` from now on; or why they cannot be had."""
+    known = item.weight, variant, item.turned
+    if known in weights:
+        return weights[known]
+    given: torch.Tensor = bound.constants[item.weight]
+    expected = bound.program.graph.values[item.weight].spec.shape
+    try:
+        plain = given if given.layout is torch.strided else given.to_dense()
+        if plain.dtype != torch.float32 or tuple(plain.shape) != expected:
+            return f"its weights are {plain.dtype}{tuple(plain.shape)}; expected torch.float32{expected}"
+        weights[known] = one_copy(way.packed(item, plain, library.lanes), ())
+    except Exception as error:
+        # They take memory, Winograd's several times as much as what is packed otherwise.
+        let_through(error)
+        return f"its weights cannot be made ready: {first_line(error)}"
+    return weights[known]
+
+
+def _tensors(item: Computed) -> tuple[int, ...]:
+    return tuple(slot for slot in (item.source, item.made, item.bias, item.residual) if slot is not None)
+
+
+def _step(item: Computed, graph: OpGraph, kernel: RunKernel, call: Callable[..., None]) -> Kernel:
+    made = graph.values[item.made].spec
+    given = [slot for slot in (item.source, item.bias, item.residual) if slot is not None]
+    checks = [Expect(slot, graph.values[slot].spec.shape, graph.values[slot].spec.strides, made.dtype) for slot in given]
+    items: list[Instruction] = [*checks, kernel]
+    over = item.made == item.residual
+    if not over:
+        items.insert(-1, Allocate(item.made, made.shape, made.strides, made.dtype))
+    addresses = tuple(tensor.data_ptr() for tensor in kernel.fixed)
+
+    def run(slots: Slots) -> None:
+        for check in checks:
+            _look(check, slots[check.slot])
+        if not over:
+            slots[item.made] = torch.empty_strided(made.shape, made.strides, dtype=torch.float32, device="cpu")
+        call(*(slots[slot].data_ptr() for slot in kernel.tensors), *addresses)
+
+    return carrying(run, items)
+
+
+def _look(check: Expect, tensor: torch.Tensor) -> None:
+    """As the instruction does."""
+    same = tuple(tensor.shape) == check.size and tensor.dtype == torch.float32
+    if not same or not same_strides(tensor, check.stride):
+        found = f"{tensor.dtype}{tuple(tensor.shape)} with strides {tensor.stride()}"
+        raise RuntimeError(f"value {check.slot} is {found}; expected {check.size} with {check.stride}")
+
+
+def _difference(operator: Operator, bound: BoundProgram, made: Kernel) -> str:
+    """Run an operator both ways on made-up inputs: what is wrong with the new way, empty if nothing."""
+    graph, constants = bound.program.graph, bound.constants
+    touched = [value for value in (*operator.reads, *operator.mutates) if constants[value] is None]
+
+    def outputs(kernel: Kernel, given: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+        slots: list[Any] = constants.copy()
+        for value, tensor in given.items():
+            slots[value] = tensor.clone() if value in operator.mutates else tensor
+        kernel(slots)
+        return [slots[value] for value in (*operator.writes, *operator.mutates)]
+
+    try:
+        given = {value: example_of(graph.values[value].spec, bound.device, place) for place, value in enumerate(touched)}
+        with torch.inference_mode():
+            wanted, got = outputs(bound.kernels[operator.index], given), outputs(made, given)
+    except Exception as error:
+        let_through(error)
+        return f"code of our own does not run: {first_line(error)}"
+    if any(mine.stride() != theirs.stride() for mine, theirs in zip(got, wanted, strict=True)):
+        return "code of our own returns other strides"
+    agreement = compare(got, wanted)
+    return "" if agreement.within_tolerance else f"code of our own computes something else: {agreement.reason}"

@@ -1,0 +1,88 @@
+"""What the kernel of our own is worth for products of a few rows with constant weights on a CPU, and how precise it is.
+
+    python experiments/products.py
+
+writes ``results/<device>/products.json``: for layers of well-known models, on one thread and on all, the time of oneDNN's and MKL's packed
+products and of the kernel's, bias included, in interleaved rounds, and the largest error of each against float64. Weights come from a cache
+where a layer is small, as in a model. ``--smoke`` times one in a few rounds.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from experiments.serve.common import keep, parser_of
+from experiments.serve.overhead import interleaved
+
+# Rows, inputs and outputs.
+SHAPES = (
+    (2, 512, 512), (8, 512, 512), (16, 128, 256), (16, 256, 128), (16, 1024, 1024),  # small batches; the mixture of experts
+    (64, 128, 128), (64, 512, 256), (128, 256, 128),  # towers of recommenders
+    (32, 384, 384), (32, 384, 1536), (32, 1536, 384),  # MiniLM
+    (32, 768, 768), (32, 768, 3072), (32, 3072, 768),  # BERT-base
+    (128, 768, 768), (197, 384, 1152),  # longer texts; ViT-S
+)  # fmt: skip
+ONEDNN, MKL, OWN, AGAIN = "oneDNN", "MKL", "own", "again"
+_ROUNDS = 15
+
+
+def ways(rows: int, inputs: int, outputs: int, threads: int) -> tuple[dict[str, Callable[[], torch.Tensor]], torch.Tensor]:
+    """Each library's product with one row of biases, packed once, and the exact result in float64."""
+    from autosched.runtime.cpu_kernels.library import kernel_library
+    from autosched.runtime.cpu_kernels.weights import in_blocks
+
+    x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs) / inputs**0.5, torch.randn(outputs)
+    library = kernel_library()
+    if isinstance(library, str):
+        raise SystemExit(f"there is nothing to time: {library}")
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    found = {ONEDNN: lambda: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")}
+    if torch.backends.mkl.is_available():
+        for_mkl = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
+        found[MKL] = lambda: torch.ops.mkl._mkl_linear(x, for_mkl, weight, bias, rows)
+    factors = in_blocks(weight.t().unsqueeze(0), library.lanes)
+    shape = torch.tensor([threads, rows, inputs, outputs, 0])
+    call = library.linear[True, False].call
+
+    def own() -> torch.Tensor:
+        made = torch.empty(rows, outputs)
+        call(x.data_ptr(), made.data_ptr(), bias.data_ptr(), factors.data_ptr(), shape.data_ptr())
+        return made
+
+    return {**found, OWN: own}, x.double() @ weight.double().t() + bias
+
+
+def measure(rows: int, inputs: int, outputs: int, threads: int, rounds: int) -> dict[str, Any]:
+    """Microseconds of each way, medians over rounds, oneDNN's a second time for the noise; and largest errors over the largest result."""
+    torch.set_num_threads(threads)
+    with torch.inference_mode():
+        calls, wanted = ways(rows, inputs, outputs, threads)
+        errors = {name: float((call() - wanted).abs().max() / wanted.abs().max()) for name, call in calls.items()}
+        times = interleaved({**calls, AGAIN: calls[ONEDNN]}, rounds, seed=0)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return {"shape": [rows, inputs, outputs], "threads": threads, "us": medians, "errors": errors}
+
+
+def main() -> None:
+    asked = parser_of(__doc__, models=False).parse_args()
+    from autosched.runtime.host_key import usable_cores
+
+    torch.manual_seed(0)
+    rows: list[dict[str, Any]] = []
+    for shape in SHAPES[2:3] if asked.smoke else SHAPES:
+        rows += [measure(*shape, threads, 2 if asked.smoke else _ROUNDS) for threads in sorted({1, usable_cores()})]
+        print(f"{shape} done", flush=True)
+    keep(asked, "products.json", {"rounds": _ROUNDS, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

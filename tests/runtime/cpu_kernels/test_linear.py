@@ -1,0 +1,397 @@
+"""Products of a few rows by the kernel of our own: which are taken, what they compute, without the interpreter too, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import autosched
+from autosched.capture.export import Captured, capture
+from autosched.core.errors import UsageError
+from autosched.core.graph import ValueRole
+from autosched.core.program import Call, Ref
+from autosched.core.schedule import sequential
+from autosched.core.variants import Lowering, Variant
+from autosched.export.bundle import make_bundle, write_bundle
+from autosched.pipeline.inductor_capture import capture_inductor
+from autosched.runtime.bundle.format import read_bundles
+from autosched.runtime.cpu_kernels import steps
+from autosched.runtime.cpu_kernels.library import Library, kernel_library
+from autosched.runtime.cpu_kernels.linear import Linear, read_linear
+from autosched.runtime.cpu_kernels.weights import in_blocks
+from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key
+from autosched.runtime.inductor.common import Refused
+from autosched.runtime.instructions import RunKernel, Window, instructions_of
+from autosched.runtime.kernels import BoundProgram, bind
+from autosched.runtime.lane_pool import LanePool
+from autosched.runtime.lanes import LaneExecutor
+from autosched.runtime.plan import make_plan
+from autosched.runtime.regions.library import RegionLibrary
+from autosched.runtime.regions.pieces import offered_variants
+from autosched.runtime.verdict import Compatibility, check_bundle
+from autosched.runtime.widths import WidePrograms
+from tests.conformance.bundles import evidence_for
+from tests.conformance.interpreter import interpret
+
+CPU = torch.device("cpu")
+OWN = Variant.OWN_PRODUCT
+Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+pytestmark = pytest.mark.usefixtures("kernel")
+
+
+@pytest.fixture
+def kernel(native: None) -> None:
+    """The kernel, compiled once for all tests; ``native`` says where it is kept."""
+    if isinstance(made := kernel_library(), str):
+        pytest.skip(f"no kernel: {made}")
+
+
+class Net(nn.Module):
+    """Some layers of 48 numbers, called by ``body``. The large ones are packed for oneDNN, the others are not."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.bare = nn.Linear(48, 48), nn.Linear(48, 80, bias=False)
+        self.large, self.back = nn.Linear(48, 4096), nn.Linear(4096, 48)
+        self.odd, self.few = nn.Linear(48, 40), nn.Linear(8, 48)
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(self, x)
+
+
+def captured(body: Body, *size: int, lowering: Lowering = Lowering.REWRITTEN) -> tuple[nn.Module, torch.Tensor, Captured]:
+    model, x = Net(body).eval(), torch.randn(*(size or (2, 13, 48)), generator=torch.Generator().manual_seed(1))
+    return model, x, capture(model, (x,), lowering=lowering)
+
+
+def library_of(found: Captured) -> RegionLibrary:
+    return RegionLibrary(found.program, CPU, "scope")
+
+
+def bound_with_own(found: Captured, width: int = 1) -> tuple[BoundProgram, list[int]]:
+    """The program with every product that can be by the kernel, and which operators those are."""
+    graph = found.program.graph
+    offered = [index for index, row in enumerate(offered_variants(found.program, "cpu")) if OWN in row]
+    chosen = tuple(int(OWN) if index in offered else 0 for index in range(len(graph)))
+    plan = make_plan(graph, dataclasses.replace(sequential(graph, width=width), variant=chosen))
+    return WidePrograms(found.program, found.constants, regions=library_of(found)).for_plan(plan), offered
+
+
+def error_of(got: torch.Tensor, model: nn.Module, x: torch.Tensor) -> float:
+    """Largest error against float64, over the largest number there is."""
+    with torch.no_grad():
+        wanted = model.double()(x.double())
+    model.float()
+    return float((got - wanted).abs().max() / wanted.abs().max())
+
+
+COMPUTED: dict[str, Body] = {
+    "linear": lambda m, x: m.a(x),
+    "no bias": lambda m, x: m.bare(x),
+    "relu": lambda m, x: torch.relu(m.large(x)),
+    "gelu": lambda m, x: F.gelu(m.a(x)),
+    "many inputs": lambda m, x: m.back(torch.tanh(m.large(x))),
+    "mm": lambda m, x: x.flatten(0, 1) @ m.bare.weight.t(),
+    "matmul": lambda m, x: x @ m.a.weight,
+    "addmm": lambda m, x: torch.addmm(m.a.bias, x.flatten(0, 1), m.a.weight),
+    "residual": lambda m, x: x + m.a(torch.tanh(x)),
+}
+LOWERINGS = (Lowering.REWRITTEN, Lowering.FUSED, Lowering.INDUCTOR)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("name", COMPUTED)
+def test_it_computes_what_the_model_does(name: str, lowering: Lowering) -> None:
+    model, x, found = captured(COMPUTED[name])
+    if lowering is Lowering.INDUCTOR:
+        made = capture_inductor(model, (x,))
+        assert isinstance(made, Captured)
+        found = made
+    elif lowering is Lowering.FUSED:
+        found = capture(model, (x,), lowering=lowering)
+    bound, offered = bound_with_own(found)
+    assert offered
+    for index in offered:
+        items = instructions_of(bound.kernels[index]) or ()
+        assert any(isinstance(item, RunKernel) and item.name.startswith("autosched_linear") for item in items)
+    [got] = bound.run([x])
+    with torch.no_grad():
+        wanted = model(x)
+    assert got.shape == wanted.shape
+    assert error_of(got, model, x) < 2e-6
+
+
+@pytest.mark.parametrize("rows", [2, 3, 6, 11, 12, 13, 25, 96])
+def test_no_bit_depends_on_the_number_of_threads(rows: int) -> None:
+    """Whether features alone are divided among them, or rows as well."""
+    for name in ("many inputs", "relu"):
+        model, x, found = captured(COMPUTED[name], rows, 48)
+        outputs = [bound_with_own(found, width)[0].run([x])[0] for width in (1, 2, 3, 8)]
+        assert all(torch.equal(outputs[0], other) for other in outputs[1:])
+        assert error_of(outputs[0], model, x) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "residual"])
+def test_instructions_do_what_the_kernel_does(name: str) -> None:
+    _, x, found = captured(COMPUTED[name])
+    bound, _ = bound_with_own(found)
+    slots = {slot: tensor for slot, tensor in enumerate(bound.new_slots([x])) if tensor is not None}
+    with torch.inference_mode():
+        for made in bound.kernels:
+            interpret(instructions_of(made) or pytest.fail("it says nothing"), slots)
+    assert all(torch.equal(slots[place], tensor) for place, tensor in zip(bound.program.graph.outputs, bound.run([x]), strict=True))
+
+
+def test_lanes_without_the_interpreter_run_it() -> None:
+    model, x, _ = captured(COMPUTED["many inputs"])
+    found = capture_inductor(model, (x,))
+    assert isinstance(found, Captured)
+    bound, _ = bound_with_own(found)
+    graph = found.program.graph
+    executor = LaneExecutor(bound, make_plan(graph, sequential(graph)), LanePool())
+    assert executor.engine.value == "native"
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(executor.run([x]), bound.run([x]), strict=True))
+
+
+LEFT_ALONE: dict[str, Body] = {
+    "a single row": lambda m, x: m.a(x[:1, 0]),
+    "features that fill no vectors": lambda m, x: m.odd(x),
+    "few inputs": lambda m, x: m.few(x[..., :8].contiguous()),
+    "rows apart": lambda m, x: m.few(x[..., :8]),
+    "weights that are computed": lambda m, x: F.linear(x, torch.tanh(x[0, :, :]).reshape(13, 48)),
+    "a bias for each row": lambda m, x: torch.addmm(x[0, :, :48], x[1], m.a.weight),
+    "a factor": lambda m, x: torch.addmm(m.a.bias, x[1], m.a.weight, alpha=2),
+    "batches": lambda m, x: torch.bmm(x, x.transpose(1, 2)),
+}
+
+
+@pytest.mark.parametrize("inductor", [False, True])
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_other_products_are_those_of_libraries(name: str, inductor: bool) -> None:
+    model, x, found = captured(LEFT_ALONE[name])
+    if inductor:
+        made = capture_inductor(model, (x,))
+        assert isinstance(made, Captured)
+        found = made
+    assert not any(OWN in row for row in offered_variants(found.program, "cpu"))
+
+
+def test_sixteen_bits_and_many_rows_stay_as_they_are() -> None:
+    model = nn.Sequential(nn.Linear(48, 48)).eval()
+    for dtype, rows in ((torch.bfloat16, 8), (torch.float64, 8), (torch.float32, 513)):
+        found = capture(model.to(dtype), (torch.randn(rows, 48, dtype=dtype),))
+        assert not any(OWN in row for row in offered_variants(found.program, "cpu"))
+
+
+def _call_and_program(name: str) -> tuple[Call, Captured]:
+    _, _, found = captured(COMPUTED[name])
+    [call] = [call for operator in found.program.graph.operators for call in operator.calls if read_linear(call, found.program.graph)]
+    return call, found
+
+
+def _changed(found: Captured, value: int, **changes: object) -> object:
+    graph = found.program.graph
+    old = graph.values[value]
+    fields = {name: change for name, change in changes.items() if name == "role"}
+    spec = dataclasses.replace(old.spec, **{name: change for name, change in changes.items() if name != "role"})  # type: ignore[arg-type]
+    new = dataclasses.replace(old, spec=spec, **fields)  # type: ignore[arg-type]
+    return dataclasses.replace(graph, values=tuple(new if item.index == value else item for item in graph.values))
+
+
+@pytest.mark.parametrize(
+    ("of", "changes"),
+    [
+        ("source", {"strides": (1248, 96, 2)}),
+        ("source", {"strides": ()}),
+        ("source", {"dtype": "float64"}),
+        ("weight", {"role": ValueRole.INPUT}),
+        ("weight", {"role": ValueRole.INTERMEDIATE}),
+        ("weight", {"dtype": "float64"}),
+        ("weight", {"shape": (47, 48)}),
+        ("weight", {"shape": (48, 47)}),
+        ("bias", {"strides": (0,)}),
+        ("bias", {"strides": (2,)}),
+        ("bias", {"shape": (47,)}),
+        ("bias", {"dtype": "bfloat16"}),
+        ("made", {"strides": (1248, 1, 26)}),
+        ("made", {"shape": (2, 12, 48)}),
+        ("made", {"shape": (2, 13, 32)}),
+    ],
+)
+def test_forms_that_the_kernel_takes_for_granted(of: str, changes: dict[str, object]) -> None:
+    """Where one of them is another in a file, memory beside a tensor would be read or written."""
+    call, found = _call_and_program("linear")
+    item = read_linear(call, found.program.graph)
+    assert item is not None
+    assert read_linear(call, _changed(found, getattr(item, of), **changes)) is None  # type: ignore[arg-type]
+
+
+def test_views_that_a_launch_reads_through() -> None:
+    """From the beginning of what they are of, no further than its end, and row by row."""
+    call, found = _call_and_program("linear")
+    graph = found.program.graph
+    item = read_linear(call, graph)
+    assert item is not None
+    through = dataclasses.replace(call, args=(Ref(-3), *call.args[1:]))
+    assert read_linear(through, graph) is None
+
+    def read(*window: object) -> Linear | None:
+        return read_linear(through, graph, {-3: Window(-3, item.source, *window)})  # type: ignore[arg-type]
+
+    assert read((26, 48), (48, 1), 0) == item
+    for window in [
+        ((26, 48), (48, 1), 48),  # begins elsewhere
+        ((27, 48), (48, 1), 0),  # longer than the memory
+        ((26, 48), (0, 1), 0),
+        ((26, 48), (1, 26), 0),
+        ((52, 24), (24, 1), 0),  # other rows than the weights have
+        ((1248,), (1,), 0),
+    ]:
+        assert read(*window) is None
+
+
+def test_calls_with_other_arguments_are_not_read() -> None:
+    call, found = _call_and_program("relu")
+    graph = found.program.graph
+    assert call.target == "mkldnn::_linear_pointwise.default"
+    assert (read_linear(call, graph) or pytest.fail("it is none")).relu
+    source, weight, bias, _, *more = call.args
+    assert not (read_linear(dataclasses.replace(call, args=(source, weight, bias, "none", *more)), graph) or pytest.fail("it is none")).relu
+    others = (source, weight, bias, "gelu", *more), (source, None, bias, "none", *more), (source, weight, 1.0, "none", *more)
+    for args in (*others, (None, *call.args[1:])):
+        assert read_linear(dataclasses.replace(call, args=args), graph) is None
+    assert read_linear(dataclasses.replace(call, outputs=(-1,)), graph) is None
+    assert read_linear(dataclasses.replace(call, kwargs=(("attr", "none"),)), graph) is None
+    assert read_linear(dataclasses.replace(call, target="mkldnn::_linear_pointwise.binary"), graph) is None
+
+
+def test_weights_that_nobody_reads_any_more_are_not_kept() -> None:
+    """Neither those that a library has packed nor the model's own beside them; others are."""
+    model, x, found = captured(lambda m, x: m.large(x) + m.large(torch.tanh(x)))
+    made = capture_inductor(model, (x,))
+    assert isinstance(made, Captured)
+    for each in (found, made):
+        plain = bind(each.program, each.constants, "cpu")
+        bound, offered = bound_with_own(each)
+        graph = each.program.graph
+        read = [graph.values[value] for index in offered for value in graph.operators[index].reads]
+        gone = {value.index for value in read if len(value.spec.shape) == 2 and value.role is ValueRole.CONSTANT}
+        assert gone
+        assert all(bound.constants[value] is None and plain.constants[value] is not None for value in gone)
+        assert torch.allclose(bound.run([x])[0], plain.run([x])[0], atol=1e-5)
+
+
+def test_weights_that_another_operator_reads_are_kept() -> None:
+    model, x, found = captured(lambda m, x: m.a(x) * m.a.weight.sum())
+    bound, offered = bound_with_own(found)
+    assert offered
+    assert torch.allclose(bound.run([x])[0], model(x), atol=1e-4)
+
+
+def test_one_weight_both_ways_round() -> None:
+    model, x, found = captured(lambda m, x: torch.tanh(x @ m.a.weight) @ m.a.weight.t())
+    bound, offered = bound_with_own(found)
+    assert len(offered) == 2
+    assert error_of(bound.run([x])[0], model, x) < 2e-6
+
+
+def test_weights_in_blocks() -> None:
+    factors = torch.arange(2 * 3 * 20.0).reshape(2, 3, 20)
+    got = in_blocks(factors, 4)
+    assert got.shape == (120,)
+    first = got[:60]
+    assert torch.equal(first[:24].reshape(3, 8), factors[0, :, :8])
+    assert torch.equal(first[24:48].reshape(3, 8), factors[0, :, 8:16])
+    assert torch.equal(first[48:].reshape(3, 4), factors[0, :, 16:])
+    assert torch.equal(got[60:], in_blocks(factors[1:], 4))
+
+
+def test_numbers_that_are_not_finite_stay_what_they_are() -> None:
+    model, x, found = captured(COMPUTED["relu"])
+    bound, _ = bound_with_own(found)
+    broken = x.clone()
+    broken[0, 1, 3], broken[1, 2, 5] = float("nan"), float("inf")
+    [got] = bound.run([broken])
+    with torch.no_grad():
+        wanted = model(broken)
+    assert torch.equal(got.isnan(), wanted.isnan())
+    assert torch.equal(got.isinf(), wanted.isinf())
+
+
+def test_tensors_of_another_form_are_refused_when_they_come() -> None:
+    _, x, found = captured(COMPUTED["linear"])
+    bound, [index] = bound_with_own(found)
+    for wrong in (x[:1], x.transpose(0, 1), x.double(), x[..., :40]):
+        with pytest.raises(RuntimeError, match=r"value \d+ is .* expected"):
+            bound.kernels[index](bound.new_slots([wrong]))
+
+
+def test_a_kernel_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, x, found = captured(COMPUTED["linear"])
+    monkeypatch.setattr(steps, "in_blocks", lambda *args: 1.01 * in_blocks(*args))
+    [index] = [place for place, row in enumerate(offered_variants(found.program, "cpu")) if OWN in row]
+    bound = bind(found.program, found.constants, "cpu")
+    made = library_of(found).kernel(index, 1, OWN, bound)
+    assert isinstance(made, Refused)
+    assert "computes something else" in made.reason
+    assert bound.run([x])[0].isfinite().all()
+
+
+def test_it_is_offered_in_every_lowering_but_aten_and_not_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    for lowering in (Lowering.ATEN, Lowering.REWRITTEN, Lowering.FUSED):
+        _, _, found = captured(COMPUTED["linear"], lowering=lowering)
+        having = [index for index, row in enumerate(offered_variants(found.program, "cpu")) if OWN in row]
+        assert len(having) == (0 if lowering is Lowering.ATEN else 1)
+        assert not any(OWN in row for row in offered_variants(found.program, "cuda"))
+    monkeypatch.setenv("AUTOSCHED_PRODUCTS", "0")
+    assert not any(OWN in row for row in offered_variants(found.program, "cpu"))
+    refused = library_of(found).kernel(having[0], 1, OWN, bind(found.program, found.constants, "cpu"))
+    assert isinstance(refused, Refused)
+    assert refused.reason == "switched off by AUTOSCHED_PRODUCTS=0"
+    monkeypatch.setenv("AUTOSCHED_PRODUCTS", "no")
+    with pytest.raises(UsageError, match="AUTOSCHED_PRODUCTS is 'no'; expected 1, or 0"):
+        offered_variants(found.program, "cpu")
+
+
+def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, found = captured(COMPUTED["many inputs"])
+    graph, device = found.program.graph, cpu_device_key()
+    chosen = tuple(int(OWN) if OWN in row else 0 for row in offered_variants(found.program, "cpu"))
+    assert any(chosen)
+    schedule = dataclasses.replace(sequential(graph), variant=chosen)
+    evidence = evidence_for(len(graph), device, graph.hash)
+    path = tmp_path / "net.autosched"
+    write_bundle(path, make_bundle(found.program, schedule, evidence, {}, device, software_key(), numerics=numerics_key("cpu")))
+    fast = autosched.load(path, model, strict=True)
+    with torch.no_grad():
+        first = fast(x)
+        assert torch.allclose(first, model(x), atol=1e-5)
+        for parameter in model.parameters():
+            parameter.mul_(-0.5)
+        assert torch.allclose(fast(x), model(x), atol=1e-5)
+        assert not torch.allclose(fast(x), first, atol=1e-3)
+    [bundle] = read_bundles(path)
+    monkeypatch.setenv("AUTOSCHED_PRODUCTS", "0")
+    without = check_bundle(bundle, cpu_device_key(), software_key(), model)
+    assert without.compatibility is Compatibility.DEGRADED
+    said = (
+        f"products: {sum(map(bool, chosen))} by kernels of our own there, by those of libraries here (switched off by AUTOSCHED_PRODUCTS=0)"
+    )
+    assert said in without.lines
+    with torch.no_grad():
+        assert torch.allclose(autosched.load(path, model)(x), model(x), atol=1e-5)
+
+
+def test_vectors_are_no_longer_than_features_are_asked_to_fill() -> None:
+    library = kernel_library()
+    assert isinstance(library, Library)
+    assert 16 % library.lanes == 0
