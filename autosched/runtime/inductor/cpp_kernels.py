@@ -8,7 +8,8 @@ kernel throws.
 
 The line is part of what is hashed: kernels built here and kernels that ``torch.compile`` builds never share a cache entry.
 
-Within the same block the text of kernels is revised, too (``cpp_source``), and files in Inductor's cache are checked (``cache_files``).
+Within the same block the text of kernels is revised, too (``cpp_source``), files in Inductor's cache are checked (``cache_files``), and
+what fails is not remembered (``unfinished``).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 from autosched.core.forks import RenewedLock
 from autosched.runtime.inductor.cache_files import cache_files_checked
 from autosched.runtime.inductor.cpp_source import divides_integers, revised
+from autosched.runtime.inductor.unfinished import failures_forgotten
 
 _HOLDS_LOCK = "kernel({}); Py_RETURN_NONE;"
 # A lambda: its arguments are parsed before its body runs. The guard takes the lock back also when the kernel throws.
@@ -56,7 +58,7 @@ def kernels_release_gil() -> Iterator[bool]:
         Whether it takes effect; ``False`` where this PyTorch writes its bindings in another way: kernels are right there, and run one
         at a time.
     """
-    with _patching.lock, cache_files_checked():
+    with _patching.lock, cache_files_checked(), failures_forgotten():
         cache = _binding_cache()
         if cache is None:
             yield False
