@@ -115,7 +115,7 @@ def key_of(
     about = [str(device), threads, mode.frozen, mode.choices, set_here, settings, autosched.__version__, list(overwritten)]
     digest.update(msgspec.json.encode((_SCHEMA, about, machine, list(constants), [_described(item) for item in (*values, *inputs)])))
     for item in values if mode.frozen else ():
-        digest.update(memoryview(_bytes(item).cpu().numpy()))
+        digest.update(_bytes(item).cpu().numpy().data)
     return f"{WHOLE}{digest.hexdigest()}"
 
 
