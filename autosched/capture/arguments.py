@@ -10,14 +10,16 @@ import torch
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import Argument, Many, NonFinite, Ref, TorchLiteral
 
+_LEAST, _MOST = -(2**63), 2**63 - 1
+
 
 def to_argument(item: object, renumber: Mapping[int, int]) -> Argument:
     """Plain form of one argument; ``renumber`` maps the value ids of a draft to those of the program.
 
     Raises:
-        UnsupportedGraph: if the argument has no plain form (a symbolic size, a complex number, a generator).
+        UnsupportedGraph: if the argument has no plain form (a symbolic size, a complex number, an integer beyond 64 bits, a generator).
     """
-    if item is None or isinstance(item, bool | int | str):
+    if item is None or isinstance(item, bool | str) or (isinstance(item, int) and _LEAST <= item <= _MOST):
         return item
     if isinstance(item, Ref):
         return Ref(renumber[item.value])

@@ -17,6 +17,7 @@ from autosched.capture.export import capture
 from autosched.capture.screen import explain_export_failure, require_schedulable
 from autosched.core.errors import UnsupportedGraph
 from autosched.recording import record_calls
+from autosched.runtime.bundle.program_check import check_program
 from tests.conformance.quantised import Quantised
 
 
@@ -103,6 +104,21 @@ def test_refused_with_operator_line_and_advice(model, names, advises, capsys):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == ""
+
+
+def test_an_integer_beyond_64_bits_is_refused_before_anything_is_tuned():
+    class Inverts(nn.Module):
+        def forward(self, x):
+            return x ^ (2**64 - 1)
+
+    class Fills(nn.Module):
+        def forward(self, x):
+            return x.masked_fill(x > 0, torch.iinfo(torch.int64).min)
+
+    with pytest.raises(UnsupportedGraph, match="takes the argument 18446744073709551615"):
+        capture(Inverts(), (torch.ones(3, dtype=torch.uint64),))
+    # What the smallest of 64 bits is for, a file holds.
+    check_program(capture(Fills(), (torch.ones(3, dtype=torch.int64),)).program)
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,32 @@ def test_after_a_fork_nobody_waits_for_a_compilation_of_the_parents() -> None:
         convert_frame.compile_lock = threading.RLock()
 
 
+_COMPILED_BEFORE = """
+import os, threading, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of forks beside threads
+import torch._inductor.config
+from torch._inductor.async_compile import AsyncCompile
+from autosched.runtime.inductor import hung
+
+torch._inductor.config.compile_threads = 2
+AsyncCompile.pool().submit(int).result()
+child = os.fork()
+if child == 0:
+    threading.Timer(30, os._exit, [3]).start()
+    AsyncCompile.pool().submit(int).result()
+    os._exit(0)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert status == 0, status
+print("compiles")
+"""
+
+
+@needs_fork
+def test_a_process_whose_parent_has_compiled_compiles() -> None:
+    said = run_forked(_COMPILED_BEFORE, timeout_s=200)
+    assert said.stdout == "compiles\n", said.stderr
+
+
 def test_a_block_that_was_forked_in_ends_in_both_processes() -> None:
     renewed = forks.RenewedLock()
     with renewed.lock:

@@ -94,7 +94,7 @@ def _check_indices(indices: Iterable[int], count: int, what: str) -> None:
 
 def _check_range(numbers: Iterable[int], what: str) -> None:
     for number in numbers:
-        if not -_MAX_INTEGER <= number <= _MAX_INTEGER:
+        if not -_MAX_INTEGER - 1 <= number <= _MAX_INTEGER:
             raise InvalidGraph(f"{what} holds an integer that does not fit 64 bits")
 
 

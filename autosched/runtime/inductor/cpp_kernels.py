@@ -6,24 +6,33 @@ a class attribute, so here it is replaced, while kernels are built or loaded, by
 lock around the kernel alone. A call through ``ctypes`` would release the lock as well, but takes longer, and ends the process when a
 kernel throws.
 
-The line is part of what is hashed: kernels built here and kernels that ``torch.compile`` builds never share a cache entry.
+The line is part of what is hashed: kernels built here and kernels that ``torch.compile`` builds never share a cache entry. So is a line
+that names the processor: the compiler is told to write for the one that it runs on (``-march=native``), and of two processors that share
+Inductor's cache, one may lack an instruction that was used for the other, which would end the process there.
 
-Within the same block the text of kernels is revised, too (``cpp_source``), and files in Inductor's cache are checked (``cache_files``).
+Within the same block the text of kernels is revised, too (``cpp_source``), files in Inductor's cache are checked (``cache_files``), and
+what fails is not remembered (``unfinished``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
+import msgspec
+
 from autosched.core.forks import RenewedLock
+from autosched.runtime.host_key import cpu_device_key
 from autosched.runtime.inductor.cache_files import cache_files_checked
 from autosched.runtime.inductor.cpp_source import divides_integers, revised
+from autosched.runtime.inductor.unfinished import failures_forgotten
 
 _HOLDS_LOCK = "kernel({}); Py_RETURN_NONE;"
 # A lambda: its arguments are parsed before its body runs. The guard takes the lock back also when the kernel throws.
@@ -56,7 +65,7 @@ def kernels_release_gil() -> Iterator[bool]:
         Whether it takes effect; ``False`` where this PyTorch writes its bindings in another way: kernels are right there, and run one
         at a time.
     """
-    with _patching.lock, cache_files_checked():
+    with _patching.lock, cache_files_checked(), failures_forgotten():
         cache = _binding_cache()
         if cache is None:
             yield False
@@ -66,7 +75,7 @@ def kernels_release_gil() -> Iterator[bool]:
         build = cache.load_pybinding_async
 
         def load(cls: Any, argtypes: Any, main_code: str, *args: Any, **kwargs: Any) -> Any:
-            main_code = revised(main_code)
+            main_code = f"// for {_processor()}\n{revised(main_code)}"
             if divides_integers(main_code):
                 return build(argtypes, main_code, *args, **kwargs)
             cache.call_entry_function = _RELEASES_LOCK
@@ -83,6 +92,14 @@ def kernels_release_gil() -> Iterator[bool]:
                 cache.load_pybinding_async = original
             else:
                 del cache.load_pybinding_async
+
+
+@lru_cache(maxsize=1)
+def _processor() -> str:
+    """Digest of what is known of the processor, however many of its cores this process may use."""
+    key = cpu_device_key()
+    known = key.name, [item for item in key.details if item[0] != "cores"]
+    return hashlib.sha256(msgspec.json.encode(known)).hexdigest()[:16]
 
 
 def _binding_cache() -> Any:

@@ -5,6 +5,9 @@ PyTorch waits for a compiler as long as it takes. One that hangs (on the server 
 hang whoever loads a schedule, and with it the start of a server, without a word. Processes that only compile have limits of their own; here
 it is the compiler that is ended, and the process goes on without the code. On Linux only: elsewhere, and where PyTorch compiles in
 another way, there is no limit.
+
+Nor would a compiler ever begin in a process that was forked after its parent had compiled: PyTorch has threads start them, and waits for
+those of the parent. Private interface, the same in PyTorch 2.11 to 2.15: ``AsyncCompile.pool``.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from autosched.config import region_limit_s
-from autosched.core.forks import RenewedLock
+from autosched.core.forks import RenewedLock, outlive_forks
 
 COMMAND_LIMIT_S = 240.0
 """Seconds for one compiler, of which a kernel takes one or a few, unless ``AUTOSCHED_REGION_LIMIT_S`` says otherwise."""
@@ -29,6 +32,21 @@ ASKING_LIMIT_S = 60.0
 _AGAIN_S = 1.0
 
 _patching = RenewedLock()
+
+
+class _CompilingThreads:
+    """PyTorch's own, which start compilers."""
+
+    def after_fork(self) -> None:
+        """Whoever compiles in this process has others; they are the parent's."""
+        compiling = sys.modules.get("torch._inductor.async_compile")
+        forget = getattr(getattr(getattr(compiling, "AsyncCompile", None), "pool", None), "cache_clear", None)
+        if callable(forget):
+            forget()
+
+
+_compiling_threads = _CompilingThreads()
+outlive_forks(_compiling_threads)
 
 
 class CompilerHung(BaseException):

@@ -115,7 +115,7 @@ def key_of(
     about = [str(device), threads, mode.frozen, mode.choices, set_here, settings, autosched.__version__, list(overwritten)]
     digest.update(msgspec.json.encode((_SCHEMA, about, machine, list(constants), [_described(item) for item in (*values, *inputs)])))
     for item in values if mode.frozen else ():
-        digest.update(memoryview(item.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy()))
+        digest.update(_bytes(item).cpu().numpy().data)
     return f"{WHOLE}{digest.hexdigest()}"
 
 
@@ -291,4 +291,5 @@ def _same(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    # Of conjugated or negated numbers the memory holds others.
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)

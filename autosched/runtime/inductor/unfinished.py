@@ -17,13 +17,14 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from autosched.core.atomic_write import write_atomically
 from autosched.runtime.compiler_files import inductor_folder
 
 _NOTE = ".bytes"
+_HEADERS = "precompiled_headers"
 _NO_HEADER = "cannot read PCH file"  # g++
 _READING_S = 1.0
 _LEAST_HEADER_BYTES = 1 << 20  # PyTorch's are more than a hundred times as long
@@ -61,22 +62,30 @@ def remove_unfinished(*, idle_s: float = 0.0) -> list[Path]:
 
 def worth_another_try(reason: str) -> bool:
     """Whether compiling that has failed for ``reason`` may succeed now: something was removed, here or by another process just before."""
-    if _NO_HEADER not in reason:
-        return bool(remove_unfinished())
-    # Several processes come upon one header, and none removes what another one's compiler reads.
-    time.sleep(_READING_S)
-    remove_unfinished()
-    _forget_failures()
-    return True
+    if _NO_HEADER in reason:
+        # Several processes come upon one header, and none removes what another one's compiler reads.
+        time.sleep(_READING_S)
+        remove_unfinished()
+        return True
+    # Whoever tidies up a folder for temporary files, under a server that has been there for days, removes headers that it wrote.
+    return bool(remove_unfinished()) or _HEADERS in reason
 
 
-def _forget_failures() -> None:
-    """Have PyTorch precompile headers, and compile kernels, that it has tried in this process: it keeps what came of that, failures too."""
-    module = sys.modules.get("torch._inductor.codecache")
-    for name in ("CppPythonBindingsCodeCache", "_precompile_header"):
-        clear = getattr(getattr(module, name, None), "cache_clear", None)
-        if callable(clear):
-            clear()
+@contextlib.contextmanager
+def failures_forgotten() -> Iterator[None]:
+    """What fails within the block (on a full disk, of a header that is gone) is tried anew when it is asked for again.
+
+    PyTorch keeps what came of each kernel, and of each header, for as long as the process lives.
+    """
+    try:
+        yield
+    except BaseException:
+        module = sys.modules.get("torch._inductor.codecache")
+        for name in ("CppPythonBindingsCodeCache", "_precompile_header"):
+            clear = getattr(getattr(module, name, None), "cache_clear", None)
+            if callable(clear):
+                clear()
+        raise
 
 
 def note_header(path: Path) -> None:
@@ -106,7 +115,7 @@ def _headers_folder() -> Path | None:
     try:
         from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-        return Path(default_cache_dir()) / "precompiled_headers"
+        return Path(default_cache_dir()) / _HEADERS
     except (ImportError, OSError, KeyError):
         return None
 

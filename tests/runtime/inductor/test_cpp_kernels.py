@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 
 import pytest
 import torch
 
+from autosched.runtime.host_key import cpu_device_key
+from autosched.runtime.inductor import cpp_kernels
 from autosched.runtime.inductor.cpp_kernels import kernels_release_gil
 
 # Says that it runs in its second number, waits until its third is set or its milliseconds are over, and says in its first which it was.
@@ -71,6 +74,22 @@ def test_kernels_that_divide_integers_keep_the_lock() -> None:
     source = _WAITS.replace("out_ptr0[0] =", "/* mod(a, b) */ out_ptr0[0] =")
     _, kernel = _build(source)
     assert not _was_answered(kernel, 200.0)
+
+
+def test_what_is_built_for_one_processor_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = pytest.importorskip("torch._inductor.codecache").CppPythonBindingsCodeCache
+    texts: list[str] = []
+    monkeypatch.setattr(cache, "load_pybinding_async", classmethod(lambda cls, types, code, **_: texts.append(code)))
+    here = cpu_device_key()
+    fewer = dataclasses.replace(here, details=tuple((name, "1" if name == "cores" else value) for name, value in here.details))
+    for processor in (here, fewer, dataclasses.replace(here, name="another")):
+        cpp_kernels._processor.cache_clear()
+        monkeypatch.setattr(cpp_kernels, "cpu_device_key", lambda processor=processor: processor)
+        with kernels_release_gil():
+            cache.load_pybinding_async([], _WAITS)
+    cpp_kernels._processor.cache_clear()
+    assert texts[0] == texts[1] != texts[2]
+    assert all(_WAITS in text for text in texts)
 
 
 def test_the_class_is_as_it_was_afterwards() -> None:

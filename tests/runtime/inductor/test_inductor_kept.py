@@ -177,6 +177,35 @@ def test_whatever_the_code_depends_on_is_in_the_key(recorded: tuple[Program, dic
     assert key_of(bound, inputs, freeze=False) == key_of(bind(program, source_of(1)[1], "cpu"), inputs, freeze=False)
 
 
+class Conjugated(nn.Module):
+    """What is in its table's memory are other numbers than the table's."""
+
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.tensor([1.0 + 2.0j, 3.0 - 4.0j]).conj())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(torch.view_as_complex(x) * self.table)
+
+
+def test_numbers_that_are_conjugated_or_negated_when_they_are_read_are_in_the_key_so(
+    recorded: tuple[Program, dict[int, torch.Tensor], Recording],
+) -> None:
+    program, constants = build_program(draft_of(Conjugated().eval(), (torch.randn(2, 2),)), "aten")
+    ((value, table),) = constants.items()
+    assert table.is_conj()
+    tables = table, table.resolve_conj(), table.conj()
+    keys = [key_of(bind(program, {value: item}, "cpu"), random_inputs(program, 0)) for item in tables]
+    assert keys[0] == keys[1] != keys[2]
+    program, given, _ = recorded
+    value, weight = next(iter(given.items()))
+    weights = torch._neg_view(weight), -weight, weight
+    keys = [key_of(bind(program, {**given, value: item}, "cpu"), random_inputs(program, 0)) for item in weights]
+    assert keys[0] == keys[1] != keys[2]
+
+
 @pytest.mark.parametrize(
     "edit",
     [

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from autosched.runtime.inductor import compile as inductor_compile
 from autosched.runtime.inductor import unfinished as inductor_unfinished
 from autosched.runtime.inductor.common import Refused
+from autosched.runtime.inductor.cpp_kernels import kernels_release_gil
 from autosched.runtime.inductor.settings import settings_digest
 from autosched.runtime.inductor.unfinished import is_whole, remove_unfinished, worth_another_try
 from autosched.runtime.regions import compile as region_compile
@@ -70,6 +72,7 @@ def test_a_library_that_another_process_is_writing_stays_until_that_one_ends(lib
 
 
 def test_what_is_not_whole_is_gone_before_anything_is_loaded(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch._inductor.codecache")  # which would take what is put in the function's place for good
     # To load the first pages of a library ends the process, by SIGBUS.
     broken, later, fresh = part(library, "half.so", 0.5), part(library, "later.so", 0.5), part(library, "fresh.so", 0.5)
     now_s = time.time()
@@ -85,7 +88,12 @@ def test_what_is_not_whole_is_gone_before_anything_is_loaded(library: Path, monk
 @pytest.mark.parametrize(("room", "call"), [(inductor_compile, "compile_whole"), (region_compile, "compile_piece")])
 @pytest.mark.parametrize(
     ("broken", "reason", "again"),
-    [(True, "file too short", True), (False, "file too short", False), (False, "fatal error: cannot read PCH file", True)],
+    [
+        (True, "file too short", True),
+        (False, "file too short", False),
+        (False, "fatal error: cannot read PCH file", True),
+        (False, "fatal error: /tmp/torchinductor_root/precompiled_headers/name.h: No such file or directory", True),
+    ],
 )
 def test_compiling_is_tried_once_more_only_where_something_was_removed(
     room: Any, call: str, broken: bool, reason: str, again: bool, library: Path, monkeypatch: pytest.MonkeyPatch
@@ -139,15 +147,29 @@ def test_a_header_with_which_something_was_compiled_is_whole_as_long_as_it_is(he
     assert not list(header.parent.iterdir())
 
 
-def test_what_has_failed_over_a_header_is_not_remembered(header: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    codecache = pytest.importorskip("torch._inductor.codecache")
-    cleared: list[str] = []
-    monkeypatch.setattr(codecache.CppPythonBindingsCodeCache, "cache_clear", lambda: cleared.append("kernels"))
-    monkeypatch.setattr(codecache._precompile_header, "cache_clear", lambda: cleared.append("headers"), raising=False)
+def test_a_header_that_cannot_be_read_is_removed(header: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor_unfinished, "_READING_S", 0.0)
     assert worth_another_try("g++: fatal error: cannot read PCH file: No such file or directory")
-    assert cleared == ["kernels", "headers"]
     assert not header.exists()
+
+
+def test_what_has_failed_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codecache = pytest.importorskip("torch._inductor.codecache")
+    inductor_config = pytest.importorskip("torch._inductor.config")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    attempts: list[object] = []
+
+    def compiled(*given: object) -> None:
+        attempts.append(given)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(codecache, "_worker_compile_cpp", compiled)
+    with ThreadPoolExecutor(1) as pool, inductor_config.patch(cpp_cache_precompile_headers=False):
+        for _ in range(2):
+            # PyTorch holds on to what came of it in a thread.
+            with pytest.raises(OSError, match="No space"), kernels_release_gil():
+                codecache.CppPythonBindingsCodeCache.load_pybinding_async([], 'extern "C" void kernel() {}', submit_fn=pool.submit)()
+    assert len(attempts) == 2
 
 
 def test_without_a_cache_folder_there_is_nothing_to_remove(monkeypatch: pytest.MonkeyPatch) -> None:
