@@ -248,7 +248,7 @@ class LoadedModel:
         """Which schedules run, or why the model runs as it came, how often each happened, and what memory they take."""
         table, base = self._table, self._report
         if table is None:
-            return dataclasses.replace(base, stepped_aside=tuple(self._aside.items()))
+            return dataclasses.replace(base, stepped_aside=self._stepped_aside())
         # Another thread may evict one between two looks.
         prepared = [slot.prepared for slot in table.slots]
         shapes = tuple(map(_shape_report, table.slots, prepared))
@@ -259,7 +259,7 @@ class LoadedModel:
             reason="" if left else table.slots[0].refused,
             max_abs_error=max(shape.max_abs_error for shape in shapes),
             calls=sum(shape.calls for shape in shapes),
-            stepped_aside=tuple(self._aside.items()),
+            stepped_aside=self._stepped_aside(),
             shapes=shapes,
             padding="off" if table.padding is None else table.padding.refused or "on",
             evictions=table.evictions,
@@ -352,6 +352,10 @@ class LoadedModel:
         self._count(reason)
         self._warn(kind, reason)
         return self._as_it_came(args, kwargs)
+
+    def _stepped_aside(self) -> tuple[tuple[str, int], ...]:
+        # Of a copy, which is made at once: another thread may count meanwhile, and pairs are made one by one.
+        return tuple(self._aside.copy().items())
 
     def _count(self, reason: str) -> None:
         with self._notes.lock:
