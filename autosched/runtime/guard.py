@@ -169,6 +169,7 @@ class LoadedModel:
             return self._forward(*args, **kwargs)
         if self._refresh_due and not asking.yes:
             self.refresh()
+        gradients = torch.is_grad_enabled()
         running.inside = True
         try:
             if asking.yes:
@@ -196,6 +197,10 @@ class LoadedModel:
             if not torch.is_inference_mode_enabled():
                 outcome = [normal(tensor) for tensor in outcome]
             return slot.answer(outcome, found.given)
+        except BaseException:
+            # Of a signal's handler, perhaps, in the middle of ``torch.no_grad``, which then does not put back what it found.
+            torch._C._set_grad_enabled(gradients)
+            raise
         finally:
             running.inside = False
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +89,34 @@ def test_an_exception_of_a_signal_after_a_change_of_the_model_costs_no_schedule(
             fast(x)
         torch.testing.assert_close(fast(x), model(x))
     assert fast.report().calls == 2
+
+
+@pytest.mark.parametrize("event", ["call", "return"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("method", ["__enter__", "__exit__"])
+@pytest.mark.parametrize("within", [False, True])
+def test_an_exception_of_a_signal_leaves_the_modes_of_its_thread_as_they_were(
+    model: Late, event: str, mode: Any, method: str, within: bool
+) -> None:
+    """Whatever context of PyTorch's it comes in the middle of, where there are any."""
+    x = torch.randn(2, 4)
+    fast = load(bundle_bytes(model, (x,)), model)
+    code = getattr(mode, method).__code__
+
+    def trace(frame: FrameType, now: str, argument: object) -> Any:
+        if now == event and frame.f_code is code:
+            signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    with contextlib.suppress(Expired), torch.inference_mode() if within else contextlib.nullcontext():
+        fast(x)
+        try:
+            sys.settrace(trace)
+            fast(x)
+        finally:
+            sys.settrace(None)
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
 
 
 @pytest.mark.parametrize("moment", ["_borrow", "_give_back"])
