@@ -167,12 +167,12 @@ class LoadedModel:
         if running.inside:
             # The model itself is running, and its forward is this: ``model.forward = load(path, model)``.
             return self._forward(*args, **kwargs)
-        if self._refresh_due and not asking.yes:
+        if self._refresh_due and not asking.yes():
             self.refresh()
         gradients = torch.is_grad_enabled()
         running.inside = True
         try:
-            if asking.yes:
+            if asking.yes():
                 return self._as_it_came(args, kwargs)
             table = self._table
             if table is None:

@@ -25,13 +25,10 @@ from autosched.runtime.native.code import NotNative
 from autosched.runtime.native.lanes import NativePlan, team_comes, team_size
 from autosched.runtime.plan import Plan, Step
 from autosched.runtime.thread_count import use_threads
+from autosched.runtime.thread_state import inference_mode
 from autosched.runtime.walk import walk
 
 _log = logging.getLogger(__name__)
-
-# All of ``torch.inference_mode`` that is not Python: where a signal's exception came in the middle of that, it would be left when the
-# exception goes, and put back what was around it then, for as long as the thread lives.
-_InferenceMode = torch._C._InferenceMode
 
 SPIN_OWN_CORE_US = 280.0
 """How long a native lane that waits spins where it has a core of its own, to be met awake: as long as the turns of one in Python take."""
@@ -123,7 +120,7 @@ class LaneExecutor:
         Raises:
             BaseException: what the first failing operator raised; the other lanes have stopped by then.
         """
-        with _InferenceMode(True):
+        with inference_mode(True):
             if trace is not None:
                 trace.begin_ns = time.perf_counter_ns()
             outputs = self._run_python(inputs, trace) if self._native is None else self._native.run(inputs, trace, self._pool)

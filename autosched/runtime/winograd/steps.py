@@ -20,6 +20,7 @@ from autosched.runtime.instructions import Allocate, CallOperator, Expect, Instr
 from autosched.runtime.kernels import BoundProgram, joined
 from autosched.runtime.numerics import compare
 from autosched.runtime.one_copy import one_copy
+from autosched.runtime.thread_state import inference_mode
 from autosched.runtime.winograd.calls import Convolution, read_convolution
 from autosched.runtime.winograd.library import Library, winograd_library
 from autosched.runtime.winograd.weights import transformed
@@ -164,7 +165,7 @@ def _difference(operator: Operator, bound: BoundProgram, made: Kernel) -> str:
 
     try:
         given = {value: example_of(graph.values[value].spec, bound.device, place) for place, value in enumerate(touched)}
-        with torch.inference_mode():
+        with inference_mode(True):
             wanted, got = outputs(bound.kernels[operator.index], given), outputs(made, given)
     except Exception as error:
         let_through(error)
