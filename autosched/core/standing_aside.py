@@ -7,7 +7,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,8 +18,9 @@ class _Asking(threading.local):
     def __init__(self) -> None:
         # Of this thread alone. A lock is a counter that an exception of a signal's handler finds taken or given back, and never in between:
         # a context of Python's would be left when the exception goes, or not at all, and the thread would run no schedule until then.
-        self.blocks: Any = threading.RLock()
-        self.yes: Callable[[], bool] = self.blocks._is_owned
+        lock = cast(Any, threading.RLock())
+        self.blocks: AbstractContextManager[object] = lock
+        self.yes: Callable[[], bool] = lock._is_owned
 
 
 asking = _Asking()
@@ -32,8 +33,7 @@ def all_aside() -> AbstractContextManager[object]:
     model's own, would be compared instead of it, and may refuse to run where calls are noted. It may also be in preparation in another
     thread that waits for what this one holds, and a custom operator may call it, too.
     """
-    blocks: AbstractContextManager[object] = asking.blocks
-    return blocks
+    return asking.blocks
 
 
 @contextmanager
