@@ -27,6 +27,8 @@ from autosched.config import schedules_dir
 from autosched.core.callers import warn_caller
 from autosched.core.custom_operators import trusting
 from autosched.core.errors import AutoschedError, IllegalSchedule, UnsupportedGraph, UsageError
+from autosched.core.frames import empty_frames
+from autosched.core.from_outside import let_through
 from autosched.core.likeness import transfer
 from autosched.core.program import ConstantSource, Program
 from autosched.core.records import DeviceKey, SoftwareKey
@@ -42,6 +44,7 @@ from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport
 from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key, usable_cores
 from autosched.runtime.inductor.modes import mode_of
 from autosched.runtime.load import load
+from autosched.runtime.no_memory import lacks_memory
 from autosched.runtime.state import Kept
 from autosched.runtime.trees import map_tensors, renewed_calls
 
@@ -195,15 +198,21 @@ def ready(model: torch.nn.Module, recipe: Recipe, args: tuple[Any, ...], kwargs:
     with as_they_came(model), alone(), made_current(home_of(model, args, kwargs)), torch.inference_mode(False), torch.no_grad():
         loaded = load(recipe.bundle, model, strict=options.strict, custom_operators=options.custom_operators)
         report = loaded.report()
-        if (
-            recipe.origin is Origin.DEFAULT
-            and report.scheduled
-            and not _faster(loaded, model, recipe.program, _usable(args), _usable(dict(kwargs)))
-        ):
+        if recipe.origin is not Origin.DEFAULT or not report.scheduled:
+            return loaded
+        try:
+            if _faster(loaded, model, recipe.program, _usable(args), _usable(dict(kwargs))):
+                return loaded
             reason = "the default schedule is no faster here than the model in eager mode; tune to search for a better one"
-            _log.info("%s: %s", type(model).__name__, reason)
-            return LoadedModel(model, None, replace(report, scheduled=False, reason=reason), strict=False)
-        return loaded
+        except (RuntimeError, MemoryError) as error:
+            let_through(error)
+            if not lacks_memory(error):
+                raise
+            # The model runs next, which it may well have the memory for without the schedule.
+            empty_frames(error)
+            reason = "there was not enough memory to run the model beside its default schedule, and to see whether that is faster"
+        _log.info("%s: %s", type(model).__name__, reason)
+        return LoadedModel(model, None, replace(report, scheduled=False, reason=reason), strict=False)
 
 
 def _in_lowering(
@@ -300,12 +309,13 @@ def _faster(loaded: LoadedModel, model: torch.nn.Module, program: Program, args:
 
 def _timed(run: Callable[[], Any], home: torch.device, restore: Callable[[], None]) -> float:
     begin = time.perf_counter()
-    run()
-    if home.type == "cuda":
-        torch.cuda.synchronize(home)
-    took = time.perf_counter() - begin
-    restore()
-    return took
+    try:
+        run()
+        if home.type == "cuda":
+            torch.cuda.synchronize(home)
+        return time.perf_counter() - begin
+    finally:
+        restore()
 
 
 def _usable(item: Any) -> Any:

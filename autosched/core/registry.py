@@ -35,9 +35,7 @@ class Registry(Generic[T]):
         Raises:
             UsageError: if the name is taken.
         """
-        if name in self._places:
-            raise UsageError(f"{self._what} {name!r} is registered twice: {self._places[name]} and {place}; rename one")
-        self._places[name] = place
+        self._put(self._places, name, place)
 
     def names(self) -> list[str]:
         """All names, in the order they were registered, plugins last."""
@@ -69,8 +67,15 @@ class Registry(Generic[T]):
 
     def _read_plugins(self) -> list[str]:
         if self._plugged is None:
-            self._plugged = []
+            places, plugged = dict(self._places), list[str]()
             for entry in importlib.metadata.entry_points(group=self._group):
-                self.add(entry.name, entry.value)
-                self._plugged.append(entry.name)
+                self._put(places, entry.name, entry.value)
+                plugged.append(entry.name)
+            # All at once: another thread may look meanwhile, and an interrupt may come.
+            self._places, self._plugged = places, plugged
         return self._plugged
+
+    def _put(self, places: dict[str, str], name: str, place: str) -> None:
+        if name in places:
+            raise UsageError(f"{self._what} {name!r} is registered twice: {places[name]} and {place}; rename one")
+        places[name] = place

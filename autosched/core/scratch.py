@@ -105,10 +105,9 @@ def _is_free(folder: Path) -> bool:
         return folder.stat().st_mtime < time.time() - _LONG_S and not any(folder.iterdir())
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
     except OSError:
-        return True
+        # Somebody has it; or there are no locks here, and it may be that of a process on another machine.
+        return False
     finally:
         os.close(handle)
     return True

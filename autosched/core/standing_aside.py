@@ -5,36 +5,35 @@ from __future__ import annotations
 import functools
 import threading
 import types
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, cast
 
 import torch
 
 
 class _Asking(threading.local):
-    """Whether this thread asks models what they compute."""
+    """Whether this thread asks models what they compute: ``yes()``."""
 
-    yes = False
+    def __init__(self) -> None:
+        # Of this thread alone. A lock is a counter that an exception of a signal's handler finds taken or given back, and never in between:
+        # a context of Python's would be left when the exception goes, or not at all, and the thread would run no schedule until then.
+        lock = cast(Any, threading.RLock())
+        self.blocks: AbstractContextManager[object] = lock
+        self.yes: Callable[[], bool] = lock._is_owned
 
 
 asking = _Asking()
 
 
-@contextmanager
-def all_aside() -> Iterator[None]:
+def all_aside() -> AbstractContextManager[object]:
     """Calls of this thread run models as they came, whichever schedules they are made to or come by, and are not counted.
 
     For whoever compares a schedule with its model while requests are served. A schedule in the place of a part, or a newer one in the
     model's own, would be compared instead of it, and may refuse to run where calls are noted. It may also be in preparation in another
     thread that waits for what this one holds, and a custom operator may call it, too.
     """
-    before = asking.yes
-    asking.yes = True
-    try:
-        yield
-    finally:
-        asking.yes = before
+    return asking.blocks
 
 
 @contextmanager

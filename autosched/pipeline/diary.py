@@ -92,6 +92,7 @@ class Diary:
     traces: dict[str, Trace] = field(default_factory=dict)
     resumed: bool = False
     _lock: FileLock | None = None
+    _broken_off: bool = False
     _count: int = 0
 
     def __enter__(self) -> Diary:
@@ -108,7 +109,8 @@ class Diary:
             _log.info("another job writes %s; this one cannot be resumed", self.path)
             self._lock, self.path = None, None
         except OSError as error:
-            self._give_up(error)
+            self._warn(self.path, error)
+            self.path = None
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -165,7 +167,7 @@ class Diary:
             self._append(_Begin(SCHEMA, self.question, self.run))
 
     def _append(self, entry: _Entry) -> None:
-        if self.path is None:
+        if self.path is None or self._broken_off:
             return
         body = msgspec.json.encode(entry)
         try:
@@ -174,11 +176,13 @@ class Diary:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            self._give_up(error)
+            # What there is of it stays for a job that goes on from it, and goes with this one.
+            self._broken_off = True
+            self._warn(self.path, error)
 
-    def _give_up(self, error: OSError) -> None:
-        _log.warning("a killed job will not go on: %s cannot be written (%s); set AUTOSCHED_CACHE to a folder that can", self.path, error)
-        self.path = None
+    @staticmethod
+    def _warn(path: Path, error: OSError) -> None:
+        _log.warning("a killed job will not go on: %s cannot be written (%s); set AUTOSCHED_CACHE to a folder that can", path, error)
 
 
 class KeptBench:

@@ -15,6 +15,7 @@ from autosched.core.extents import storage_of
 from autosched.core.graph import Operator, ValueRole
 from autosched.runtime.calls import Slots
 from autosched.runtime.kernels import BoundProgram, dtype_name
+from autosched.runtime.thread_state import inference_mode
 
 
 def audit_run(bound: BoundProgram, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[str]]:
@@ -32,7 +33,7 @@ def audit_run(bound: BoundProgram, inputs: Sequence[torch.Tensor]) -> tuple[list
     if lie := _untold_memory(bound):
         return [], [lie]
     # Version counters exist only outside inference mode.
-    with torch.inference_mode(False), torch.no_grad():
+    with inference_mode(False), torch.no_grad():
         slots = bound.new_slots(inputs)
         memory = _Memory(bound, slots)
         for operator in graph.operators:

@@ -17,6 +17,7 @@ from autosched.core.from_outside import let_through
 from autosched.core.parts import named_tensors
 from autosched.core.program import ConstantSource
 from autosched.runtime.noted_calls import NotedCalls
+from autosched.runtime.thread_state import inference_mode
 from autosched.runtime.trees import output_tensors
 
 # Of a tensor that no operator was seen to make, such as a limit that is kept in an attribute. Larger ones hold data.
@@ -51,7 +52,7 @@ def _what_is_called(model: torch.nn.Module, inputs: Sequence[torch.Tensor], answ
     calls = _Calls(model, inputs)
     try:
         # Whatever mode the caller is in: of tensors without a gradient's history other operators are called.
-        with torch.inference_mode(mode=False), torch.no_grad(), calls:
+        with inference_mode(False), torch.no_grad(), calls:
             made = answer()
         return calls.digests(output_tensors(made))
     except Exception as error:

@@ -8,6 +8,7 @@ import torch
 
 from autosched.core.extents import lie_alike
 from autosched.core.graph import TensorSpec
+from autosched.runtime.thread_state import inference_mode
 
 
 def example_of(spec: TensorSpec, device: torch.device, place: int) -> torch.Tensor:
@@ -17,7 +18,7 @@ def example_of(spec: TensorSpec, device: torch.device, place: int) -> torch.Tens
     """
     dtype: torch.dtype = getattr(torch, spec.dtype)
     generator = torch.Generator().manual_seed(place)
-    with torch.inference_mode(False):
+    with inference_mode(False):
         made = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device=device)
         if dtype is torch.int8 and 0 not in spec.strides:
             return made.copy_(torch.randint(-9, 10, spec.shape, generator=generator, device="cpu"))

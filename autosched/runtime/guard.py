@@ -167,11 +167,12 @@ class LoadedModel:
         if running.inside:
             # The model itself is running, and its forward is this: ``model.forward = load(path, model)``.
             return self._forward(*args, **kwargs)
-        if self._refresh_due and not asking.yes:
+        if self._refresh_due and not asking.yes():
             self.refresh()
+        gradients = torch.is_grad_enabled()
         running.inside = True
         try:
-            if asking.yes:
+            if asking.yes():
                 return self._as_it_came(args, kwargs)
             table = self._table
             if table is None:
@@ -196,6 +197,10 @@ class LoadedModel:
             if not torch.is_inference_mode_enabled():
                 outcome = [normal(tensor) for tensor in outcome]
             return slot.answer(outcome, found.given)
+        except BaseException:
+            # Of a signal's handler, perhaps, in the middle of ``torch.no_grad``, which then does not put back what it found.
+            torch._C._set_grad_enabled(gradients)
+            raise
         finally:
             running.inside = False
 
@@ -248,7 +253,7 @@ class LoadedModel:
         """Which schedules run, or why the model runs as it came, how often each happened, and what memory they take."""
         table, base = self._table, self._report
         if table is None:
-            return dataclasses.replace(base, stepped_aside=tuple(self._aside.items()))
+            return dataclasses.replace(base, stepped_aside=self._stepped_aside())
         # Another thread may evict one between two looks.
         prepared = [slot.prepared for slot in table.slots]
         shapes = tuple(map(_shape_report, table.slots, prepared))
@@ -259,7 +264,7 @@ class LoadedModel:
             reason="" if left else table.slots[0].refused,
             max_abs_error=max(shape.max_abs_error for shape in shapes),
             calls=sum(shape.calls for shape in shapes),
-            stepped_aside=tuple(self._aside.items()),
+            stepped_aside=self._stepped_aside(),
             shapes=shapes,
             padding="off" if table.padding is None else table.padding.refused or "on",
             evictions=table.evictions,
@@ -352,6 +357,10 @@ class LoadedModel:
         self._count(reason)
         self._warn(kind, reason)
         return self._as_it_came(args, kwargs)
+
+    def _stepped_aside(self) -> tuple[tuple[str, int], ...]:
+        # Of a copy, which is made at once: another thread may count meanwhile, and pairs are made one by one.
+        return tuple(self._aside.copy().items())
 
     def _count(self, reason: str) -> None:
         with self._notes.lock:

@@ -26,6 +26,7 @@ from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.instructions import Release, carrying_all
 from autosched.runtime.one_copy import one_copy
 from autosched.runtime.plan import make_plan
+from autosched.runtime.thread_state import inference_mode
 from autosched.runtime.written import require_harmless
 
 
@@ -98,7 +99,7 @@ class BoundProgram:
             before_each: called before each operator.
         """
         slots = self.new_slots(inputs)
-        with torch.inference_mode():
+        with inference_mode(True):
             for kernel, frees in zip(self.kernels, self.frees, strict=True):
                 if before_each is not None:
                     before_each()
@@ -150,7 +151,7 @@ def bind(
     last = {value: place for place, call in enumerate(prologue) for value in (*call.outputs, *call.reads())}
     staying = needed - answers(graph)
     given = {storage_of(tensor) for tensor in constants.values()}
-    with torch.inference_mode():
+    with inference_mode(True):
         for place, call in enumerate(prologue):
             before_each(call)
             compile_call(call, home)(slots)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import sys
 import threading
 import time
 import weakref
@@ -220,6 +221,9 @@ class LanePool:
 
     def _provide(self, threads: int) -> None:
         while len(self._queues) < threads:
+            if sys.is_finalizing():
+                # One that is started now never runs, and before Python 3.12 whoever starts it waits for that.
+                raise NoThreads("the interpreter is ending")
             queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
             # Daemon: a sleeping lane must never keep a process alive.
             thread = threading.Thread(target=_serve, args=(queue,), name=f"autosched-lane-{len(self._queues) + 1}", daemon=True)

@@ -25,6 +25,7 @@ from autosched.runtime.native.code import NotNative
 from autosched.runtime.native.lanes import NativePlan, team_comes, team_size
 from autosched.runtime.plan import Plan, Step
 from autosched.runtime.thread_count import use_threads
+from autosched.runtime.thread_state import inference_mode
 from autosched.runtime.walk import walk
 
 _log = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class LaneExecutor:
         Raises:
             BaseException: what the first failing operator raised; the other lanes have stopped by then.
         """
-        with torch.inference_mode():
+        with inference_mode(True):
             if trace is not None:
                 trace.begin_ns = time.perf_counter_ns()
             outputs = self._run_python(inputs, trace) if self._native is None else self._native.run(inputs, trace, self._pool)

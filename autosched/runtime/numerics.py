@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from autosched.runtime.thread_state import inference_mode
+
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
@@ -116,7 +118,7 @@ def _apart(reason: str) -> Agreement:
 def _compare_one(output: torch.Tensor, reference: torch.Tensor, allowed: Tolerance) -> Agreement:
     if output.shape != reference.shape or output.dtype != reference.dtype:
         return _apart(f"{list(output.shape)} {output.dtype}; expected {list(reference.shape)} {reference.dtype}")
-    with torch.inference_mode():
+    with inference_mode(True):
         output = output.to(reference.device)
         if reference.is_complex():
             output, reference = torch.view_as_real(output.resolve_conj()), torch.view_as_real(reference.resolve_conj())

@@ -200,7 +200,8 @@ class Slot:
         """Forget the calls of the parent's other threads; where not ``usable``, its schedule as well, which must not be given back here."""
         self._lock = threading.Lock()
         if not usable:
-            self._of_parent, self.prepared, self.given_up = self.prepared, None, False
+            # It may have been forgotten before: by the process that forked this one, which was forked itself.
+            self._of_parent, self.prepared, self.given_up = self.prepared or self._of_parent, None, False
             self.refused = "it was loaded before this process was forked, and CUDA does not outlive a fork; load in each process"
 
     def _left(self) -> Refused:

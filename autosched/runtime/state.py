@@ -17,6 +17,7 @@ from autosched.core.extents import overlaps_itself, storage_of
 from autosched.core.forks import RenewedLock
 from autosched.core.program import ConstantSource, Program
 from autosched.core.watch import Watch
+from autosched.runtime.thread_state import inference_mode
 from autosched.runtime.trees import flatten_inputs, objects_given, output_tensors, packed_outputs, unflatten_inputs
 
 _turns: weakref.WeakKeyDictionary[torch.nn.Module, RenewedLock] = weakref.WeakKeyDictionary()
@@ -108,7 +109,7 @@ class Kept:
         """Give everything back."""
         for holder, tensor in self._held:
             holder.put(tensor)
-        mode = torch.inference_mode() if any(tensor.is_inference() for tensor in self._tensors) else nullcontext()
+        mode = inference_mode(True) if any(tensor.is_inference() for tensor in self._tensors) else nullcontext()
         with mode, torch.no_grad():
             for tensor, value in zip(self._tensors, self._saved, strict=True):
                 tensor.copy_(value)
@@ -189,7 +190,7 @@ def ask(program: Program, model: torch.nn.Module, inputs: Sequence[torch.Tensor]
         began = [holder.now() for holder in holders]
         kept = Kept(holders, ())
         # A tensor made in inference mode may be changed in it alone.
-        mode = torch.inference_mode() if any(tensor.is_inference() for tensor in began) else nullcontext()
+        mode = inference_mode(True) if any(tensor.is_inference() for tensor in began) else nullcontext()
         with mode, torch.no_grad():
             try:
                 for tensor, value in zip(began, inputs[given:], strict=True):

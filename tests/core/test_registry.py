@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -53,3 +56,43 @@ def test_what_other_packages_bring_is_known_as_theirs(tmp_path: Path, monkeypatc
     assert registry.plugged() == ["square"]
     assert registry.names() == ["round", "square"]
     assert registry.get("square").__name__ == "Fraction"
+
+
+def _entry(name: str) -> EntryPoint:
+    return EntryPoint(name, "fractions:Fraction", "autosched.things_of_a_test")
+
+
+def test_a_look_for_plugins_that_is_interrupted_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted = [True]
+
+    def entry_points(group: str) -> Iterator[EntryPoint]:
+        yield _entry("square")
+        if interrupted.pop():
+            raise KeyboardInterrupt
+        yield _entry("cube")
+
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
+    registry: Registry[type] = Registry("thing", "autosched.things_of_a_test")
+    registry.add("round", "decimal:Decimal")
+    with pytest.raises(KeyboardInterrupt):
+        registry.names()
+    interrupted.append(False)
+    assert registry.names() == ["round", "square", "cube"]
+    assert registry.plugged() == ["square", "cube"]
+
+
+def test_threads_that_look_for_plugins_at_the_same_time_find_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[list[str]] = []
+    registry: Registry[type] = Registry("thing", "autosched.things_of_a_test")
+    looks = iter([True, False])
+
+    def entry_points(group: str) -> Iterator[EntryPoint]:
+        yield _entry("square")
+        if next(looks):
+            with ThreadPoolExecutor(1) as other:
+                found.append(other.submit(registry.names).result())
+        yield _entry("cube")
+
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
+    found.append(registry.names())
+    assert found == [["square", "cube"]] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
@@ -96,6 +97,25 @@ def test_a_process_elsewhere_with_a_number_unknown_here_keeps_its_folder(tmp_pat
         assert theirs.exists()
     Scratch(tmp_path).close()
     assert not theirs.exists()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+def test_where_there_are_no_locks_a_process_on_another_machine_keeps_its_folder(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lustre, and NFS without its locks: the number of a process there is unknown here."""
+
+    def refuse(handle: int, how: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    theirs = tmp_path / f"autosched-{ended()}-theirs"
+    theirs.mkdir()
+    (theirs / ".held").touch()
+    mine = Scratch(tmp_path)
+    assert theirs.exists()
+    mine.close()
+    assert not mine.path.exists()
 
 
 def test_a_folder_that_is_only_being_made_stays(tmp_path: Path) -> None:

@@ -211,6 +211,28 @@ def test_a_disk_that_can_no_longer_be_written_does_not_cost_a_job_its_result(
     assert "cannot be removed" in caplog.text
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_half_a_diary_on_a_full_disk_is_for_a_job_that_was_killed(
+    finished: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "diary.jsonl"
+    with caplog.at_level(logging.WARNING), Diary(path, "question") as diary:
+        diary.add({"a": (1.0,)}, {})
+        with monkeypatch.context() as full:
+            full.setattr(os, "fsync", refuse)
+            for time_us in (2.0, 3.0):
+                diary.add({"b": (time_us,)}, {})
+        if finished:
+            diary.finish()
+    assert caplog.text.count("a killed job will not go on") == 1
+    assert any(tmp_path.iterdir()) is not finished
+    with Diary(path, "question") as following:
+        assert following.resumed is not finished
+
+
 def test_a_second_job_at_the_same_time_has_no_diary(tmp_path: Path) -> None:
     with Diary(tmp_path / "d.jsonl", "q") as first, Diary(tmp_path / "d.jsonl", "q") as second:
         second.add({"key": (1.0,)}, {})

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 import autosched
 from autosched import plugin
 from autosched.capture.dynamo import alone
+from autosched.compiled import _timed
 from autosched.core.errors import AutoschedError, UnsupportedGraph, UsageError
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport
 from autosched.runtime.lanes import LaneExecutor
@@ -54,6 +55,33 @@ def test_a_default_that_is_no_faster_is_not_used(monkeypatch: pytest.MonkeyPatch
     [report] = reports()
     assert not report.scheduled
     assert "no faster" in report.reason
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+def test_a_model_without_memory_beside_its_default_runs_as_it_came(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def race(*args: Any) -> bool:
+        raise error
+
+    monkeypatch.setattr("autosched.compiled._faster", race)
+    model = Mlp().eval()
+    args, _ = inputs_of(model)
+    require_same(compiled(model)(*args), model(*args))
+    fast = autosched.compile(model, args)
+    assert isinstance(fast, LoadedModel)
+    require_same(fast(*args), model(*args))
+    for report in (*reports(), fast.report()):
+        assert not report.scheduled
+        assert "memory" in report.reason
+
+
+def test_a_race_that_ends_in_an_error_leaves_the_models_state_as_it_was() -> None:
+    def run() -> None:
+        raise MemoryError
+
+    restored: list[bool] = []
+    with pytest.raises(MemoryError):
+        _timed(run, torch.device("cpu"), lambda: restored.append(True))
+    assert restored == [True]
 
 
 def test_each_part_of_a_broken_graph_gets_its_own_schedule() -> None:

@@ -285,7 +285,10 @@ def test_a_schedule_on_cuda_is_refused_after_a_fork_and_given_back_by_nobody() -
     assert prepared is not None
     prepared.close = lambda: closed.append(prepared)  # type: ignore[method-assign]
     table.kind = "cuda"
-    table.after_fork()
+    # In a process that a forked one has forked, too.
+    for _ in range(2):
+        table.after_fork()
+        assert table.slots[0]._of_parent is prepared
     table.kind = "cpu"
     with pytest.raises(AutoschedError, match="load in each process"):
         fast(*args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import threading
 import warnings
@@ -677,3 +678,24 @@ def test_a_loaded_model_is_bound_to_its_process_and_says_so(loaded: LoadedModel,
 def test_it_is_asked_what_it_takes_as_the_model_is(loaded: LoadedModel, model: TwoBranches) -> None:
     assert inspect.signature(loaded) == inspect.signature(model.forward)
     assert list(inspect.signature(loaded).parameters) == ["x", "more"]
+
+
+def test_a_report_may_be_asked_for_while_another_call_steps_aside(loaded: LoadedModel) -> None:
+    """Until Python 3.12 garbage is looked for wherever objects are made; what is called then may give other threads their turn."""
+    for number in range(400):
+        loaded._count(f"reason {number}")
+
+    def meanwhile(phase: str, info: dict[str, int]) -> None:
+        loaded._count(f"another reason {len(loaded._aside)}")
+
+    # So that pairs are made anew.
+    pairs = [(number, number) for number in range(10_000)]
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(meanwhile)
+    gc.set_threshold(1)
+    try:
+        assert len(loaded.report().stepped_aside) >= 400
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(meanwhile)
+        del pairs

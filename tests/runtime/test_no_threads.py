@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -61,6 +62,15 @@ def test_lanes_without_threads_are_run_by_the_caller(engine: Engine, left: int, 
 
 def test_nothing_has_run_where_a_thread_is_missing(limit: _Limit) -> None:
     limit.left = 0
+    ran: list[int] = []
+    with pytest.raises(NoThreads):
+        LanePool().run(ran.append, 2, Signals(2), 0)
+    assert ran == []
+
+
+def test_no_lane_is_started_for_a_finalizer_at_the_interpreters_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would never run, and Python 3.11 waits for ever for it to begin."""
+    monkeypatch.setattr(sys, "is_finalizing", lambda: True)
     ran: list[int] = []
     with pytest.raises(NoThreads):
         LanePool().run(ran.append, 2, Signals(2), 0)

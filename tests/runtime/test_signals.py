@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autosched.export.bundle import encode_bundle
+from autosched.runtime import thread_count
 from autosched.runtime.guard import LoadedModel
 from autosched.runtime.load import load
 from autosched.runtime.shape_table import ShapeTable
@@ -85,6 +91,77 @@ def test_an_exception_of_a_signal_after_a_change_of_the_model_costs_no_schedule(
             fast(x)
         torch.testing.assert_close(fast(x), model(x))
     assert fast.report().calls == 2
+
+
+@pytest.mark.parametrize("event", ["call", "return"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("method", ["__enter__", "__exit__"])
+@pytest.mark.parametrize("within", [False, True])
+def test_an_exception_of_a_signal_leaves_the_modes_of_its_thread_as_they_were(
+    model: Late, event: str, mode: Any, method: str, within: bool
+) -> None:
+    """Whatever context of PyTorch's it comes in the middle of, where there are any."""
+    x = torch.randn(2, 4)
+    fast = load(bundle_bytes(model, (x,)), model)
+    code = getattr(mode, method).__code__
+
+    def trace(frame: FrameType, now: str, argument: object) -> Any:
+        if now == event and frame.f_code is code:
+            signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    with contextlib.suppress(Expired), torch.inference_mode() if within else contextlib.nullcontext():
+        fast(x)
+        try:
+            sys.settrace(trace)
+            fast(x)
+        finally:
+            sys.settrace(None)
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+
+
+_CONTEXTS = (torch.no_grad, torch.inference_mode, TorchDispatchMode, contextlib._GeneratorContextManager)
+
+
+@pytest.mark.parametrize("event", ["call", "return"])
+def test_an_exception_of_a_signal_while_a_schedule_is_bound_leaves_its_thread_as_it_was(model: Late, event: str) -> None:
+    """Wherever something is put in place for a while, and put back."""
+    x = torch.randn(2, 4)
+    fast = load(bundle_bytes(model, (x,)), model)
+    codes = {getattr(context, method).__code__ for context in _CONTEXTS for method in ("__enter__", "__exit__")}
+    codes.add(thread_count.use_threads.__code__)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        for place in itertools.count():
+            left = [None] * place
+
+            def trace(frame: FrameType, now: str, argument: object, left: list[None] = left) -> Any:
+                if now == event and frame.f_code in codes:
+                    if not left:
+                        signal.raise_signal(signal.SIGUSR1)
+                    left.pop()
+                return trace
+
+            struck: list[Expired] = []
+            try:
+                sys.settrace(trace)
+                fast.refresh()
+            except Expired as error:
+                # Kept for a while, as by a log.
+                struck.append(error)
+            finally:
+                sys.settrace(None)
+            assert (torch.get_num_threads(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == (threads + 1, True, False)
+            calls = fast.report().calls
+            fast(x)
+            assert (fast.report().calls, fast.report().stepped_aside) == (calls + 1, ())
+            if not struck:
+                break
+        assert place > 20
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("moment", ["_borrow", "_give_back"])

@@ -36,6 +36,7 @@ from autosched.runtime.instructions import (
 from autosched.runtime.kernels import BoundProgram, joined
 from autosched.runtime.numerics import compare
 from autosched.runtime.one_copy import one_copy
+from autosched.runtime.thread_state import inference_mode
 
 Weights = MutableMapping[tuple[int, int, bool], torch.Tensor]
 """Weights as a kernel multiplies with them: by the value that holds them otherwise, the variant, and whether they are turned."""
@@ -265,7 +266,7 @@ def _difference(operator: Operator, bound: BoundProgram, made: Kernel) -> str:
 
     try:
         given = {value: example_of(graph.values[value].spec, bound.device, place) for place, value in enumerate(touched)}
-        with torch.inference_mode():
+        with inference_mode(True):
             wanted, got = outputs(bound.kernels[operator.index], given), outputs(made, given)
     except Exception as error:
         let_through(error)

@@ -46,6 +46,7 @@ from autosched.runtime.inductor.weight_views import weight_name, weight_view_uni
 from autosched.runtime.instructions import carrying
 from autosched.runtime.kernels import BoundProgram, answers, bind, random_inputs
 from autosched.runtime.one_copy import one_copy
+from autosched.runtime.thread_state import inference_mode
 
 _log = logging.getLogger(__name__)
 
@@ -331,7 +332,7 @@ class _Assembler:
         for value, tensor in enumerate(slots):
             if isinstance(tensor, torch.Tensor):
                 specs.setdefault(value, spec_of(tensor))
-        with torch.inference_mode():
+        with inference_mode(True):
             for unit, kernel in zip(self._units.units, kernels, strict=True):
                 kernel(slots)
                 for name in unit.makes:

@@ -32,6 +32,7 @@ from autosched.runtime.inductor.modes import Mode
 from autosched.runtime.inductor.settings import settings_digest
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.regions.store import WHOLE, RegionStore
+from autosched.runtime.thread_state import inference_mode
 
 _log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ def find(key: str, bound: BoundProgram) -> Compiled | None:
         tensors = _evaluate(kept.recipe, [_plain(bound.constants[value]) for value in kept.leaves])
         given = dict(zip(kept.constants, tensors, strict=True))
         module = ModuleType("autosched_whole")
-        with kernels_release_gil(), torch.inference_mode(False), torch.no_grad():
+        with kernels_release_gil(), inference_mode(False), torch.no_grad():
             exec(compile(kept.source, "<inductor module>", "exec", dont_inherit=True), module.__dict__)
     except Exception as error:
         let_through(error)
@@ -261,7 +262,7 @@ _GLOBALS: Mapping[str, Any] = {
 def _evaluate(recipe: str, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     scope: dict[str, Any] = dict(_GLOBALS)
     exec(compile(recipe, "<inductor constants>", "exec", dont_inherit=True), scope)
-    with torch.inference_mode(False), torch.no_grad():
+    with inference_mode(False), torch.no_grad():
         made: list[torch.Tensor] = list(scope["forward"](None, *leaves))
     return made
 

@@ -15,6 +15,7 @@ from autosched.core.program import Program
 from autosched.runtime.inductor.source import Unrecognised
 from autosched.runtime.inductor.units import Unit
 from autosched.runtime.kernels import BoundProgram
+from autosched.runtime.thread_state import inference_mode
 
 
 def weight_views(program: Program) -> dict[int, int]:
@@ -35,7 +36,7 @@ def weight_view_units(bound: BoundProgram) -> dict[int, Unit]:
     if not wanted:
         return {}
     graph, slots = bound.program.graph, bound.constants.copy()
-    with torch.inference_mode():
+    with inference_mode(True):
         for operator, kernel in zip(graph.operators, bound.kernels, strict=True):
             touched = {graph.values[value].storage for value in (*operator.reads, *operator.writes)}
             if touched <= set(wanted.values()):

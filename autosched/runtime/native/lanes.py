@@ -26,6 +26,7 @@ from autosched.runtime.native.build import Library
 from autosched.runtime.native.code import NativeCode, NativeStep, NotNative, Writer
 from autosched.runtime.phases import Phase, phases_of
 from autosched.runtime.plan import Step
+from autosched.runtime.thread_state import inference_mode
 
 if TYPE_CHECKING:
     from autosched.runtime.lanes import Trace
@@ -64,7 +65,7 @@ class NativeProgram:
     def __init__(self, library: Library, native: NativeCode) -> None:
         written = Writer(native)
         try:
-            with torch.inference_mode():
+            with inference_mode(True):
                 self._handle: int = library.compile(written.code, written.reals, written.texts, written.dtypes, written.constants)
         except (RuntimeError, IndexError) as error:
             raise NotNative(str(error).splitlines()[0]) from None
