@@ -71,7 +71,7 @@ class Samples:
 class Contamination:
     """What else the machine was doing while a sample was taken.
 
-    ``foreign_load`` is the share (0 to 1) of all cores' time that other processes took; -1 if unknown.
+    ``foreign_load`` is the share (0 to 1) of the time of the cores that it may use that other processes took; -1 if unknown.
     ``clock_mhz`` is the device's clock, 0 if unknown.
     """
 

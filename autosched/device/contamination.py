@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autosched.core.records import Contamination
+from autosched.runtime.cpu_quota import quota_group, used_seconds
 
 # The kernel counts processor time in ticks of 10 ms: a shorter window would be mostly rounding.
 _SHORTEST_WINDOW_S = 0.1
@@ -15,19 +16,30 @@ _SHORTEST_WINDOW_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LoadMark:
-    """Busy time of all usable cores and of this process, seconds since some fixed moment; ``busy_s`` is -1 if unreadable."""
+    """Busy time of all cores that this process may run on, and its own, seconds since some fixed moment; ``busy_s`` is -1 if unreadable.
+
+    ``spare`` are those of the ``cores`` that a CPU quota keeps from it all the same, and ``shared_s`` is the time of all processes that the
+    quota counts; -1 if unknown.
+    """
 
     wall_s: float
     busy_s: float
     own_s: float
     cores: int
+    spare: int = 0
+    shared_s: float = -1.0
 
 
 def mark_load() -> LoadMark:
     """Read the counters now."""
     own = os.times()
     busy_s, cores = _busy_seconds()
-    return LoadMark(time.monotonic(), busy_s, own.user + own.system + own.children_user + own.children_system, cores)
+    own_s = own.user + own.system + own.children_user + own.children_system
+    found = quota_group()
+    if found is None:
+        return LoadMark(time.monotonic(), busy_s, own_s, cores)
+    quota, group = found
+    return LoadMark(time.monotonic(), busy_s, own_s, cores, max(0, cores - max(1, int(quota))), used_seconds(group))
 
 
 def mark_job() -> LoadMark:
@@ -37,12 +49,19 @@ def mark_job() -> LoadMark:
 
 
 def foreign_load(before: LoadMark, after: LoadMark) -> float:
-    """Share (0 to 1) of the usable cores' time between two marks that other processes took; -1 if unknown or too short to say."""
+    """Share (0 to 1) of the usable cores' time between two marks that other processes took; -1 if unknown or too short to say.
+
+    A CPU quota leaves a process fewer cores than it may run on. Others take from it what does not fit on the cores that are left over, and
+    what they use of the quota itself.
+    """
     elapsed_s = after.wall_s - before.wall_s
     if before.busy_s < 0 or after.busy_s < 0 or before.cores != after.cores or elapsed_s < _SHORTEST_WINDOW_S:
         return -1.0
-    foreign_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
-    return min(1.0, max(0.0, foreign_s / (elapsed_s * after.cores)))
+    own_s = after.own_s - before.own_s
+    foreign_s = after.busy_s - before.busy_s - own_s - elapsed_s * after.spare
+    if after.spare and before.shared_s >= 0 and after.shared_s >= 0:
+        foreign_s = max(foreign_s, after.shared_s - before.shared_s - own_s)
+    return min(1.0, max(0.0, foreign_s / (elapsed_s * (after.cores - after.spare))))
 
 
 class LoadMeter:

@@ -6,6 +6,8 @@ import itertools
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +30,26 @@ def test_share_of_what_is_not_ours() -> None:
 )
 def test_unknown_is_said(after: LoadMark) -> None:
     assert foreign_load(LoadMark(0.0, 100.0, 10.0, 2), after) == -1.0
+
+
+def test_under_a_quota_only_what_takes_from_it_counts() -> None:
+    """On a host of 64 cores, of which the process's group may use two."""
+    before = LoadMark(0.0, 100.0, 10.0, 64, 62, 20.0)
+    # Half of the host is busy: 32 cores are free for the two.
+    assert foreign_load(before, LoadMark(1.0, 132.0, 12.0, 64, 62, 22.0)) == 0.0
+    assert foreign_load(before, LoadMark(1.0, 164.0, 11.0, 64, 62, 21.0)) == pytest.approx(0.5)
+    # Another process of the same group takes half of the quota, and hardly any of the host.
+    assert foreign_load(before, LoadMark(1.0, 102.0, 11.0, 64, 62, 22.0)) == pytest.approx(0.5)
+    assert foreign_load(replace(before, shared_s=-1.0), LoadMark(1.0, 102.0, 11.0, 64, 62)) == 0.0
+
+
+@pytest.mark.parametrize(("quota", "spare"), [(None, 0), (2.5, 2), (0.5, 3), (8.0, 0)])
+def test_a_mark_knows_what_a_quota_leaves(quota: float | None, spare: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
+    monkeypatch.setattr(contamination, "_busy_seconds", lambda: (7.0, 4))
+    monkeypatch.setattr(contamination, "quota_group", lambda: None if quota is None else (quota, tmp_path))
+    mark = mark_load()
+    assert (mark.cores, mark.spare, mark.shared_s) == (4, spare, -1.0 if quota is None else 2.5)
 
 
 def test_own_work_is_not_foreign() -> None:
