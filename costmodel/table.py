@@ -168,8 +168,7 @@ def _kernel_rows(
             if key not in place:
                 place[key] = len(facts)
                 known = times.get(key)
-                # A clock that cannot resolve an operator reads 0; a nanosecond keeps rates finite.
-                solo_us = max(statistics.median(known), 1e-3) if known else unattractive
+                solo_us = statistics.median(known) if known else unattractive
                 facts.append(kernel_facts(operator, graph, width, solo_us, launches.get(operator.signature)))
                 names.append(measured.get(key, operator.signature))
             index[operator.index, column] = place[key]
@@ -192,7 +191,7 @@ def _with_others(graph: OpGraph, others: Sequence[SoloRecord | None], launches: 
         if operator.signature not in place:
             place[operator.signature] = len(facts)
             name = operator.signature + OTHER
-            solo_us = max(statistics.median(times[operator.signature]), 1e-3)
+            solo_us = statistics.median(times[operator.signature])
             facts.append(replace(kernel_facts(operator, graph, 1, solo_us, launches.get(name)), signature=name))
             names.append(record.signature)
         other[operator.index] = place[operator.signature]
