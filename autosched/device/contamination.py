@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass, replace
@@ -18,28 +19,29 @@ _SHORTEST_WINDOW_S = 0.1
 class LoadMark:
     """Busy time of all cores that this process may run on, and its own, seconds since some fixed moment; ``busy_s`` is -1 if unreadable.
 
-    ``spare`` are those of the ``cores`` that a CPU quota keeps from it all the same, and ``shared_s`` is the time of all processes that the
-    quota counts; -1 if unknown.
+    ``quota`` is how many cores' worth of time a control group leaves it, and ``shared_s`` the time of all processes that count for that
+    quota; -1 if unknown.
     """
 
     wall_s: float
     busy_s: float
     own_s: float
     cores: int
-    spare: int = 0
+    quota: float = math.inf
     shared_s: float = -1.0
 
 
 def mark_load() -> LoadMark:
     """Read the counters now."""
-    own = os.times()
+    ended = os.times()
     busy_s, cores = _busy_seconds()
-    own_s = own.user + own.system + own.children_user + own.children_system
+    # Its own time not from there, where it is cut off to ticks: a group's is not.
+    own_s = time.process_time() + ended.children_user + ended.children_system
     found = quota_group()
     if found is None:
         return LoadMark(time.monotonic(), busy_s, own_s, cores)
     quota, group = found
-    return LoadMark(time.monotonic(), busy_s, own_s, cores, max(0, cores - max(1, int(quota))), used_seconds(group))
+    return LoadMark(time.monotonic(), busy_s, own_s, cores, quota, used_seconds(group))
 
 
 def mark_job() -> LoadMark:
@@ -58,10 +60,11 @@ def foreign_load(before: LoadMark, after: LoadMark) -> float:
     if before.busy_s < 0 or after.busy_s < 0 or before.cores != after.cores or elapsed_s < _SHORTEST_WINDOW_S:
         return -1.0
     own_s = after.own_s - before.own_s
-    foreign_s = after.busy_s - before.busy_s - own_s - elapsed_s * after.spare
-    if after.spare and before.shared_s >= 0 and after.shared_s >= 0:
-        foreign_s = max(foreign_s, after.shared_s - before.shared_s - own_s)
-    return min(1.0, max(0.0, foreign_s / (elapsed_s * (after.cores - after.spare))))
+    usable = after.cores if after.cores <= after.quota else max(1, int(after.quota))
+    foreign_s = after.busy_s - before.busy_s - own_s - elapsed_s * (after.cores - usable)
+    if usable < after.cores and before.shared_s >= 0 and after.shared_s >= 0:
+        foreign_s = max(foreign_s, after.shared_s - before.shared_s - own_s - elapsed_s * max(0.0, after.quota - usable))
+    return min(1.0, max(0.0, foreign_s / (elapsed_s * usable)))
 
 
 class LoadMeter:
