@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.core.costs import CostTable
+from autosched.core.costs import UNATTRACTIVE, CostTable
 from autosched.core.errors import NoFeasibleCandidate, UsageError
 from autosched.core.graph import OpGraph
 from autosched.core.records import MAX_SLOWDOWN, Contamination, Failure, PairRecord, SoloRecord
@@ -25,9 +25,6 @@ logger = logging.getLogger(__name__)
 
 OTHER = "+other"
 """Behind an operator's signature in the names of pairs and launches: its other variant's (``CostTable.other_kernel``)."""
-
-UNATTRACTIVE = 1000.0
-"""A width that failed costs this many times the whole graph at width 1: finite, and never chosen."""
 
 PRIOR_SPREAD = 0.25
 """Standard deviation of log slowdown around a prediction; as large as the spread of our CPU pair runs."""
