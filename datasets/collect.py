@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from autosched.core.errors import UsageError, why_of
 from autosched.core.graph import OpGraph
-from autosched.core.records import Contamination, Failure, FailureKind, GroupRecord, PairRecord, SoloRecord
+from autosched.core.records import BY_OTHERS, Contamination, Failure, FailureKind, GroupRecord, PairRecord, SoloRecord
 from autosched.datasets.candidates import descriptor, diverse_order, group_candidates, pair_candidates
 from autosched.datasets.choices import GroupChoice, PairChoice
 from autosched.datasets.facts import DISTURBED, KernelFacts, LaunchFacts, kernel_facts, stolen_share
@@ -27,7 +27,6 @@ from autosched.datasets.probes import probe_choices
 from autosched.datasets.schema import GroupRow, PairRow, ScopeRow, SoloRow, group_key, pair_key
 from autosched.datasets.splits import family_of
 from autosched.datasets.store import Store
-from autosched.device.worker_process import BY_OTHERS
 
 logger = logging.getLogger(__name__)
 

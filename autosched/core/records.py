@@ -52,6 +52,10 @@ class Failure:
     detail: str
 
 
+BY_OTHERS = " (by someone, or because memory ran out)"
+"""In the ``detail`` of a process's end that may be somebody else's doing: it says nothing of what was worked on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Samples:
     """Times of one thing measured several times, in microseconds.

@@ -15,6 +15,7 @@ from autosched.core.errors import UsageError
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Ref
 from autosched.core.records import (
+    BY_OTHERS,
     Contamination,
     DeviceKey,
     Engine,
@@ -37,7 +38,6 @@ from autosched.datasets.probes import probe_choices
 from autosched.datasets.schema import PairRow, ScopeRow
 from autosched.datasets.splits import by_kernel, by_operator_family, leave_one_out
 from autosched.datasets.store import Store
-from autosched.device.worker_process import BY_OTHERS
 
 DEVICE, SOFTWARE = DeviceKey("cpu", "test", ()), SoftwareKey(())
 SCOPE = ScopeRow(Scope(DEVICE, SOFTWARE).digest, DEVICE, SOFTWARE, DeviceFacts("test", "cpu", 2))
