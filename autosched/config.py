@@ -75,6 +75,15 @@ def cpu_environment() -> tuple[tuple[str, str], ...]:
     return tuple((name, value.lower()) for name, value in found if value)
 
 
+def openmp_waiting() -> tuple[tuple[str, str], ...]:
+    """Those variables that are set of the ones by which OpenMP's threads, GNU's, Intel's or LLVM's, wait for an operator asleep or awake.
+
+    How long an operator of several threads takes depends on it, and so does what runs beside one that has just ended.
+    """
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    return tuple((name.lower(), value.lower()) for name in names if (value := os.environ.get(name, "").strip()))
+
+
 def openmp_binding() -> str:
     """The variable by which GNU's OpenMP binds each thread to cores of its own, as ``NAME=value``; empty if it binds none.
 

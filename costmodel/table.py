@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.core.costs import CostTable
+from autosched.core.costs import UNATTRACTIVE, CostTable
 from autosched.core.errors import NoFeasibleCandidate, UsageError
 from autosched.core.graph import OpGraph
 from autosched.core.records import MAX_SLOWDOWN, Contamination, Failure, PairRecord, SoloRecord
@@ -25,9 +25,6 @@ logger = logging.getLogger(__name__)
 
 OTHER = "+other"
 """Behind an operator's signature in the names of pairs and launches: its other variant's (``CostTable.other_kernel``)."""
-
-UNATTRACTIVE = 1000.0
-"""A width that failed costs this many times the whole graph at width 1: finite, and never chosen."""
 
 PRIOR_SPREAD = 0.25
 """Standard deviation of log slowdown around a prediction; as large as the spread of our CPU pair runs."""
@@ -168,8 +165,7 @@ def _kernel_rows(
             if key not in place:
                 place[key] = len(facts)
                 known = times.get(key)
-                # A clock that cannot resolve an operator reads 0; a nanosecond keeps rates finite.
-                solo_us = max(statistics.median(known), 1e-3) if known else unattractive
+                solo_us = statistics.median(known) if known else unattractive
                 facts.append(kernel_facts(operator, graph, width, solo_us, launches.get(operator.signature)))
                 names.append(measured.get(key, operator.signature))
             index[operator.index, column] = place[key]
@@ -192,7 +188,7 @@ def _with_others(graph: OpGraph, others: Sequence[SoloRecord | None], launches: 
         if operator.signature not in place:
             place[operator.signature] = len(facts)
             name = operator.signature + OTHER
-            solo_us = max(statistics.median(times[operator.signature]), 1e-3)
+            solo_us = statistics.median(times[operator.signature])
             facts.append(replace(kernel_facts(operator, graph, 1, solo_us, launches.get(name)), signature=name))
             names.append(record.signature)
         other[operator.index] = place[operator.signature]

@@ -1,7 +1,8 @@
 """Collecting runs: every kernel of a model alone, a chosen set of pairs in both start orders, and groups of three and four.
 
 The plan is data; measuring is the caller's (a :class:`Measurer`). What is in the store is not measured again, so a collection that was
-killed goes on where it stopped. First pairs that differ most from each other, then those a model is least sure of.
+killed goes on where it stopped; nor is what failed, unless somebody else may have ended the measuring process. First pairs that differ
+most from each other, then those a model is least sure of.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from autosched.core.errors import UsageError, why_of
 from autosched.core.graph import OpGraph
-from autosched.core.records import Contamination, Failure, FailureKind, GroupRecord, PairRecord, SoloRecord
+from autosched.core.records import BY_OTHERS, Contamination, Failure, FailureKind, GroupRecord, PairRecord, SoloRecord
 from autosched.datasets.candidates import descriptor, diverse_order, group_candidates, pair_candidates
 from autosched.datasets.choices import GroupChoice, PairChoice
 from autosched.datasets.facts import DISTURBED, KernelFacts, LaunchFacts, kernel_facts, stolen_share
@@ -185,7 +186,8 @@ class _Job:
                 if (operator.signature, width) not in missing:
                     continue
                 if isinstance(record, Failure):
-                    failures.add_solo(operator.signature, width, record)
+                    if BY_OTHERS not in record.detail:
+                        failures.add_solo(operator.signature, width, record)
                     self.failed += 1
                     continue
                 if self._is_disturbed(record.contamination, width):
@@ -298,7 +300,8 @@ class _Job:
             for number, (choice, answer) in enumerate(zip([*batch, *again], answers, strict=True)):
                 if isinstance(answer, Failure):
                     self.failed += 1
-                    failures.add_pair(*self._names(choice), answer)
+                    if BY_OTHERS not in answer.detail:
+                        failures.add_pair(*self._names(choice), answer)
                 elif not self._is_disturbed(answer.contamination, choice.first_width + choice.last_width):
                     rows.append(PairRow(self.scope.scope, family_of(self.model), self.model, answer, int(number >= len(batch))))
             added += self.store.append(rows)

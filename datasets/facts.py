@@ -125,7 +125,10 @@ def stolen_share(contamination: Contamination, device: DeviceFacts, threads: int
 
 
 def kernel_facts(operator: Operator, graph: OpGraph, width: int, solo_us: float, launch: LaunchFacts | None = None) -> KernelFacts:
-    """Facts of one operator of a graph at ``width``, timed alone at ``solo_us`` microseconds."""
+    """Facts of one operator of a graph at ``width``, timed alone at ``solo_us`` microseconds.
+
+    A clock that cannot resolve an operator reads 0; a nanosecond keeps rates finite.
+    """
     return KernelFacts(
         signature=operator.signature,
         width=width,
@@ -134,7 +137,7 @@ def kernel_facts(operator: Operator, graph: OpGraph, width: int, solo_us: float,
         bytes_read=operator.bytes_read,
         bytes_written=operator.bytes_written,
         elements=sum(graph.values[value].spec.elements for value in operator.writes),
-        solo_us=solo_us,
+        solo_us=max(solo_us, 1e-3),
         calls=len(operator.calls),
         launch=launch,
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autosched.core.costs import CostTable
+from autosched.core.costs import UNATTRACTIVE, CostTable
 from autosched.core.errors import InvalidGraph, UsageError
 from autosched.core.graph import OpGraph, topological
 from autosched.core.schedule import Schedule, make_schedule
@@ -223,11 +223,14 @@ class Problem:
         return found
 
     def is_costed(self, schedule: Schedule) -> bool:
-        """Whether every width and variant that the schedule uses is one that was costed."""
+        """Whether every operator was costed at the width and in the variant that the schedule gives it."""
         if not set(schedule.width) <= set(self.costs.widths):
             return False
-        _, variants = self._in_columns(self.width_indices(schedule).tolist())
-        return variants == list(schedule.variant)
+        columns = self.width_indices(schedule)
+        times_us = self.solo_us[self.kernel[np.arange(self.count), columns]]
+        # Of a width at which it has no time, half of what it costs is more than any real time.
+        timed = bool((times_us < UNATTRACTIVE / 2 * self.operator_us().sum()).all())
+        return timed and self._in_columns(columns.tolist())[1] == list(schedule.variant)
 
     def schedule(
         self,

@@ -17,6 +17,9 @@ LONGEST_US = 1e15
 """No time is longer: thirty years. The compiled simulators do not look at their times, and one that is not a number, or that adds up to
 what stands for never there, makes them loop for ever or write beside their arrays."""
 
+UNATTRACTIVE = 1000.0
+"""An operator that has no time at a width costs this many times the whole graph at the first width there: finite, and never chosen."""
+
 
 @dataclass(frozen=True, slots=True)
 class CostTable:

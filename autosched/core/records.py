@@ -52,6 +52,10 @@ class Failure:
     detail: str
 
 
+BY_OTHERS = " (by someone, or because memory ran out)"
+"""In the ``detail`` of a process's end that may be somebody else's doing: it says nothing of what was worked on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Samples:
     """Times of one thing measured several times, in microseconds.
@@ -71,7 +75,7 @@ class Samples:
 class Contamination:
     """What else the machine was doing while a sample was taken.
 
-    ``foreign_load`` is the share (0 to 1) of all cores' time that other processes took; -1 if unknown.
+    ``foreign_load`` is the share (0 to 1) of the time of the cores that it may use that other processes took; -1 if unknown.
     ``clock_mhz`` is the device's clock, 0 if unknown.
     """
 

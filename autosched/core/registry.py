@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+from collections.abc import Mapping
 from typing import Generic, TypeVar, cast
 
 from autosched.core.errors import UnknownName, UsageError
@@ -27,7 +28,7 @@ class Registry(Generic[T]):
         self._what = what
         self._group = group
         self._places: dict[str, str] = {}
-        self._plugged: list[str] | None = None
+        self._plugged: dict[str, str] | None = None
 
     def add(self, name: str, place: str) -> None:
         """Register ``place`` (``module:attribute``) under ``name``.
@@ -35,12 +36,12 @@ class Registry(Generic[T]):
         Raises:
             UsageError: if the name is taken.
         """
-        self._put(self._places, name, place)
+        self._require_free(name, place, self._places)
+        self._places[name] = place
 
     def names(self) -> list[str]:
         """All names, in the order they were registered, plugins last."""
-        self._read_plugins()
-        return list(self._places)
+        return [*self._places, *self._read_plugins()]
 
     def plugged(self) -> list[str]:
         """The names that other packages brought."""
@@ -53,29 +54,28 @@ class Registry(Generic[T]):
             UnknownName: listing the known names.
             UsageError: if its import fails, naming the cause.
         """
-        self._read_plugins()
-        if name not in self._places:
-            raise UnknownName(f"unknown {self._what} {name!r}; known: {', '.join(sorted(self._places))}")
-        module_name, _, attribute = self._places[name].partition(":")
+        places = {**self._places, **self._read_plugins()}
+        if name not in places:
+            raise UnknownName(f"unknown {self._what} {name!r}; known: {', '.join(sorted(places))}")
+        module_name, _, attribute = places[name].partition(":")
         try:
             return cast(T, getattr(importlib.import_module(module_name), attribute))
         except Exception as error:  # a plugin's module may raise anything
             raise UsageError(
-                f"{self._what} {name!r} cannot be loaded from {self._places[name]}: {type(error).__name__}: {error}. "
+                f"{self._what} {name!r} cannot be loaded from {places[name]}: {type(error).__name__}: {error}. "
                 "Repair the package that brings it, or uninstall it."
             ) from error
 
-    def _read_plugins(self) -> list[str]:
+    def _read_plugins(self) -> dict[str, str]:
         if self._plugged is None:
-            places, plugged = dict(self._places), list[str]()
+            found: dict[str, str] = {}
             for entry in importlib.metadata.entry_points(group=self._group):
-                self._put(places, entry.name, entry.value)
-                plugged.append(entry.name)
-            # All at once: another thread may look meanwhile, and an interrupt may come.
-            self._places, self._plugged = places, plugged
+                self._require_free(entry.name, entry.value, {**self._places, **found})
+                found[entry.name] = entry.value
+            # All at once or none: another thread may look meanwhile, and where two have one name, that is said each time.
+            self._plugged = found
         return self._plugged
 
-    def _put(self, places: dict[str, str], name: str, place: str) -> None:
-        if name in places:
-            raise UsageError(f"{self._what} {name!r} is registered twice: {places[name]} and {place}; rename one")
-        places[name] = place
+    def _require_free(self, name: str, place: str, taken: Mapping[str, str]) -> None:
+        if name in taken:
+            raise UsageError(f"{self._what} {name!r} is registered twice: {taken[name]} and {place}; rename one")

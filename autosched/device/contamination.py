@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autosched.core.records import Contamination
+from autosched.runtime.cpu_quota import quota_group, used_seconds
 
 # The kernel counts processor time in ticks of 10 ms: a shorter window would be mostly rounding.
 _SHORTEST_WINDOW_S = 0.1
@@ -15,19 +17,31 @@ _SHORTEST_WINDOW_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LoadMark:
-    """Busy time of all usable cores and of this process, seconds since some fixed moment; ``busy_s`` is -1 if unreadable."""
+    """Busy time of all cores that this process may run on, and its own, seconds since some fixed moment; ``busy_s`` is -1 if unreadable.
+
+    ``quota`` is how many cores' worth of time a control group leaves it, and ``shared_s`` the time of all processes that count for that
+    quota; -1 if unknown.
+    """
 
     wall_s: float
     busy_s: float
     own_s: float
     cores: int
+    quota: float = math.inf
+    shared_s: float = -1.0
 
 
 def mark_load() -> LoadMark:
     """Read the counters now."""
-    own = os.times()
+    ended = os.times()
     busy_s, cores = _busy_seconds()
-    return LoadMark(time.monotonic(), busy_s, own.user + own.system + own.children_user + own.children_system, cores)
+    # Its own time not from there, where it is cut off to ticks: a group's is not.
+    own_s = time.process_time() + ended.children_user + ended.children_system
+    found = quota_group()
+    if found is None:
+        return LoadMark(time.monotonic(), busy_s, own_s, cores)
+    quota, group = found
+    return LoadMark(time.monotonic(), busy_s, own_s, cores, quota, used_seconds(group))
 
 
 def mark_job() -> LoadMark:
@@ -37,12 +51,20 @@ def mark_job() -> LoadMark:
 
 
 def foreign_load(before: LoadMark, after: LoadMark) -> float:
-    """Share (0 to 1) of the usable cores' time between two marks that other processes took; -1 if unknown or too short to say."""
+    """Share (0 to 1) of the usable cores' time between two marks that other processes took; -1 if unknown or too short to say.
+
+    A CPU quota leaves a process fewer cores than it may run on. Others take from it what does not fit on the cores that are left over, and
+    what they use of the quota itself.
+    """
     elapsed_s = after.wall_s - before.wall_s
     if before.busy_s < 0 or after.busy_s < 0 or before.cores != after.cores or elapsed_s < _SHORTEST_WINDOW_S:
         return -1.0
-    foreign_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
-    return min(1.0, max(0.0, foreign_s / (elapsed_s * after.cores)))
+    own_s = after.own_s - before.own_s
+    usable = after.cores if after.cores <= after.quota else max(1, int(after.quota))
+    foreign_s = after.busy_s - before.busy_s - own_s - elapsed_s * (after.cores - usable)
+    if usable < after.cores and before.shared_s >= 0 and after.shared_s >= 0:
+        foreign_s = max(foreign_s, after.shared_s - before.shared_s - own_s - elapsed_s * max(0.0, after.quota - usable))
+    return min(1.0, max(0.0, foreign_s / (elapsed_s * usable)))
 
 
 class LoadMeter:

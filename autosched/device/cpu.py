@@ -26,13 +26,14 @@ class CpuDevice(EarlyWorker):
 
     def __init__(self, *, seed: int = 0) -> None:
         self._seed = seed
-        self._cores = physical_cores()
+        # Both now: a job goes by the cores that there were when it began.
+        self._cores, self._key = physical_cores(), cpu_device_key()
         super().__init__(new_worker)
 
     @property
     def key(self) -> DeviceKey:
         """The key that a loader on this machine computes too: processor model, usable cores, vector instructions, caches."""
-        return cpu_device_key()
+        return self._key
 
     @property
     def software(self) -> SoftwareKey:

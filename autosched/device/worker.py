@@ -18,10 +18,10 @@ from safetensors import SafetensorError
 from autosched.core.errors import ScratchFull, WorkerLost
 from autosched.core.program import Program
 from autosched.core.program_json import encode_program
-from autosched.core.records import Failure, FailureKind
+from autosched.core.records import BY_OTHERS, Failure, FailureKind
 from autosched.core.scratch import Scratch, remove_abandoned_folders
 from autosched.device.worker_messages import BOARD, Answer, Broken, Done, Ready, Request, pack, read_answer
-from autosched.device.worker_process import BY_OTHERS, ChildDied, ChildProcess
+from autosched.device.worker_process import ChildDied, ChildProcess
 from autosched.device.worker_tensors import write_tensors
 
 _log = logging.getLogger(__name__)

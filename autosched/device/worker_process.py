@@ -19,14 +19,12 @@ import weakref
 from pathlib import Path
 
 from autosched.core.python_command import python_command
-from autosched.core.records import FailureKind
+from autosched.core.records import BY_OTHERS, FailureKind
 from autosched.device.registrations import describe_registrations
 from autosched.device.worker_messages import BOARD, LENGTH
 
 _logger = logging.getLogger(__name__)
 
-BY_OTHERS = " (by someone, or because memory ran out)"
-"""In the words of a death that may be somebody else's doing, and says nothing of what was worked on."""
 _LOG_BYTES = 65536
 _POLL_S = 0.25
 _AWAY_S = 2.0  # what a process that wakes up late has not just been busy for

@@ -118,7 +118,7 @@ class CollectResult:
         if self.failures:
             lines.append(
                 f"  {self.failures} measurement{'s' if self.failures != 1 else ''} failed: {self.store}/failures.jsonl has the operators "
-                "and pairs among them, with the reasons; they are not tried again"
+                "and pairs among them that are not tried again, with the reasons"
             )
         if self.unfinished:
             lines.append(f"  there was no time for {', '.join(self.unfinished)}: run the command again to continue")

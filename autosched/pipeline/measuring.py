@@ -11,7 +11,7 @@ from typing import Protocol
 from autosched.core.costs import CostTable
 from autosched.core.graph import OpGraph
 from autosched.core.progress import Progress
-from autosched.core.records import DeviceKey, Failure, FailureKind, PairRecord, SoloRecord
+from autosched.core.records import BY_OTHERS, DeviceKey, Failure, FailureKind, PairRecord, SoloRecord
 from autosched.core.schedule import sequential
 from autosched.core.variants import variant_signature
 from autosched.costmodel.model import PairModel
@@ -20,7 +20,6 @@ from autosched.costmodel.table import OTHER, make_cost_table
 from autosched.datasets.facts import DISTURBED, DeviceFacts, LaunchFacts, device_facts, stolen_share
 from autosched.datasets.journal import Journal
 from autosched.device.base import Limits, Pair, Session
-from autosched.device.worker_process import BY_OTHERS
 from autosched.pipeline.left_out import LeftOut
 
 # Pairs go to the device in small lots, so that a kill or the end of the budget loses little; the first one tells how long they take.

@@ -53,7 +53,10 @@ def is_disturbed(schedule: Schedule, record: ScheduleRecord, device: DeviceFacts
 
 
 def schedule_candidates(problem: Problem, limits: Limits, rng: np.random.Generator) -> list[Candidate]:
-    """Distinct schedules worth recording, random ones between those that somebody chose, so that a short collection has both."""
+    """Distinct schedules worth recording, random ones between those that somebody chose, so that a short collection has both.
+
+    None of a width at which an operator has no time: nothing could be said of it before, and an undisturbed run may find that time yet.
+    """
     names = [name for name in _NAMES if name != "sequential_wide" or len(limits.widths) > 1]
     context = SearchContext(rng, _EVALUATIONS, max_lanes=limits.max_lanes, widths=limits.widths)
     chosen, _ = propose(problem, names, context, lanes_matter=limits.lanes_matter)
@@ -64,7 +67,7 @@ def schedule_candidates(problem: Problem, limits: Limits, rng: np.random.Generat
         mixed.append(candidate)
         if place % 2 and place // 2 < len(random):
             mixed += random[place // 2]
-    return [group[0] for group in by_key(mixed).values()]
+    return [group[0] for group in by_key(mixed).values() if problem.is_costed(group[0].schedule)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autosched.config import openmp_waiting
 from autosched.core.records import Engine, SoftwareKey
 from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Scope
@@ -44,11 +45,14 @@ def scope_of(device: Device, limits: Limits) -> Scope:
 def software_of(device: Device) -> SoftwareKey:
     """The device's software with the settings of this process, said only where they are not the usual ones: old keys stay known.
 
-    Settings that let PyTorch round, or choose other kernels, change times. What a replayed device was measured under, its software says.
+    Settings that let PyTorch round, or choose other kernels, change times, and so does on a CPU how threads wait. What a replayed device
+    was measured under, its software says.
     """
     if isinstance(device, ReplayDevice):
         return device.software
     unusual = set(numerics_key(device.key.kind)) - _USUAL
+    if device.key.kind == "cpu":
+        unusual.update(openmp_waiting())
     return SoftwareKey(tuple(sorted({*device.software.versions, *unusual})))
 
 

@@ -51,7 +51,6 @@ _ARM_CORES = {
 }
 
 
-@lru_cache(maxsize=1)
 def cpu_device_key() -> DeviceKey:
     """The processor as a schedule sees it: model, usable cores, vector instructions, cache sizes, instructions for products in few bits.
 
@@ -59,9 +58,15 @@ def cpu_device_key() -> DeviceKey:
     eight cores is a different one on two. Virtual machines give processors of several generations one name, so what decides which kernels
     are chosen is named too.
     """
+    # Which cores are usable may change as long as the process lives: a server's processes are pinned after they were forked.
+    return _key_with_cores(usable_cores())
+
+
+@lru_cache
+def _key_with_cores(cores: int) -> DeviceKey:
     details = {
         "architecture": platform.machine(),
-        "cores": str(usable_cores()),
+        "cores": str(cores),
         "vector": str(torch.backends.cpu.get_cpu_capability()),
         **{f"cache_{level}": size for level, size in _cache_sizes().items()},
         **({LOW_PRECISION: found} if (found := " ".join(_low_precision())) else {}),

@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
+from autosched.runtime.cuda.key import pci_bus_id  # noqa: E402
 from experiments.calls import write_json  # noqa: E402
 from experiments.devices import commit  # noqa: E402
 
@@ -57,11 +58,11 @@ def room() -> dict[str, Any]:
 
 
 def clock_reader() -> Callable[[], int | None]:
-    """Reads the multiprocessors' clock, MHz; ``None`` where NVML does not tell."""
+    """Reads the clock of the multiprocessors of PyTorch's first GPU, MHz; ``None`` where NVML does not tell."""
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByIndex(0)
+        handle = nvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id(0))
     except Exception:  # NVML has an error of its own for every way a machine can lack it
         return lambda: None
 
@@ -151,9 +152,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for machine.json")
     parser.add_argument("--smoke", action="store_true", help="no GPU: the machine alone")
     arguments = parser.parse_args()
-    clock, steps = clock_reader(), {}
-    found: dict[str, Any] = {"commit": commit(), "room": told(room), "idle_clock_mhz": clock()}
+    steps: dict[str, float] = {}
     torch: Any = timed(steps, "import_torch_s", lambda: importlib.import_module("torch"))
+    clock = clock_reader()
+    found: dict[str, Any] = {"commit": commit(), "room": told(room), "idle_clock_mhz": clock()}
     if not arguments.smoke:
         found |= {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda, "packages": told(versions)}
         timed(steps, "context_s", lambda: torch.ones(1, device="cuda").item())

@@ -45,11 +45,25 @@ def test_a_module_that_raises_anything_when_imported_names_the_cause(tmp_path: P
         registry.get("broken")
 
 
-def test_what_other_packages_bring_is_known_as_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = tmp_path / "acme-1.0.dist-info"
+def _installed(folder: Path, name: str, entries: str) -> None:
+    about = folder / f"{name}-1.0.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[autosched.things_of_a_test]\nsquare = fractions:Fraction\n")
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[autosched.things_of_a_test]\n{entries}\n")
+
+
+def test_two_packages_that_bring_one_name_are_named_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _installed(tmp_path, "acme", "square = fractions:Fraction")
+    _installed(tmp_path, "apex", "square = decimal:Decimal\ncircle = decimal:Context")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry: Registry[type] = Registry("thing", "autosched.things_of_a_test")
+    for ask in (registry.names, registry.plugged, lambda: registry.get("circle")):
+        with pytest.raises(UsageError, match=r"'square' is registered twice: .*; rename one"):
+            ask()
+
+
+def test_what_other_packages_bring_is_known_as_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _installed(tmp_path, "acme", "square = fractions:Fraction")
     monkeypatch.syspath_prepend(tmp_path)
     registry: Registry[type] = Registry("thing", "autosched.things_of_a_test")
     registry.add("round", "decimal:Decimal")

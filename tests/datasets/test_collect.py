@@ -15,6 +15,7 @@ from autosched.core.errors import UsageError
 from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Ref
 from autosched.core.records import (
+    BY_OTHERS,
     Contamination,
     DeviceKey,
     Engine,
@@ -154,6 +155,34 @@ def test_failures_are_remembered_and_do_not_stop_it(tmp_path: Path) -> None:
     again = FakeMeasurer(graph)
     collect(graph, again, store)
     assert again.asked == []
+
+
+def test_what_somebody_else_may_have_ended_is_tried_again(tmp_path: Path) -> None:
+    graph, store = fork(3), Store.create(tmp_path)
+
+    class Ended(FakeMeasurer):
+        def solo(self, widths: Sequence[int]) -> list[list[SoloRecord | Failure]]:
+            [[_], *others] = super().solo(widths)
+            return [[Failure(FailureKind.CRASH, f"was killed by SIGKILL{BY_OTHERS}")], *others]
+
+    assert collect(graph, Ended(graph), store).failures == 1
+    assert len(store.solo()) == 3
+    assert collect(graph, FakeMeasurer(graph), store).failures == 0
+    assert len(store.solo()) == 4
+
+
+def test_operators_too_short_for_the_clock_of_a_device_are_collected(tmp_path: Path) -> None:
+    graph, store = fork(3), Store.create(tmp_path)
+
+    class Coarse(FakeMeasurer):
+        def _solo(self, op: Operator, width: int) -> SoloRecord:
+            return SoloRecord(op.signature, width, Samples(0.0, 0.0, 0.0, 0.0, 0.0, 5), Contamination())
+
+    for _ in range(2):
+        collect(graph, Coarse(graph), store, probes=True)
+    assert {row.kernel.solo_us for row in store.solo()} == {1e-3}
+    assert len(store.pairs()) > 0
+    assert not audit(store).excluded
 
 
 @pytest.mark.parametrize("place", ["failures.jsonl", "failures.jsonl.lock"])

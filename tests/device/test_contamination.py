@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -30,6 +33,28 @@ def test_unknown_is_said(after: LoadMark) -> None:
     assert foreign_load(LoadMark(0.0, 100.0, 10.0, 2), after) == -1.0
 
 
+def test_under_a_quota_only_what_takes_from_it_counts() -> None:
+    """On a host of 64 cores, of which the process's group may use two."""
+    before = LoadMark(0.0, 100.0, 10.0, 64, 2.0, 20.0)
+    # Half of the host is busy: 32 cores are free for the two.
+    assert foreign_load(before, LoadMark(1.0, 132.0, 12.0, 64, 2.0, 22.0)) == 0.0
+    assert foreign_load(before, LoadMark(1.0, 164.0, 11.0, 64, 2.0, 21.0)) == pytest.approx(0.5)
+    # Another process of the same group takes half of the quota, and hardly any of the host.
+    assert foreign_load(before, LoadMark(1.0, 102.0, 11.0, 64, 2.0, 22.0)) == pytest.approx(0.5)
+    assert foreign_load(replace(before, shared_s=-1.0), LoadMark(1.0, 102.0, 11.0, 64, 2.0)) == 0.0
+    # What a quota has beyond whole cores is there for others.
+    assert foreign_load(before, LoadMark(1.0, 102.0, 12.0, 64, 2.5, 22.5)) == 0.0
+    assert foreign_load(replace(before, cores=2), LoadMark(1.0, 101.5, 11.0, 2, 8.0, 40.0)) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("quota", [None, 2.5])
+def test_a_mark_knows_of_a_quota(quota: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
+    monkeypatch.setattr(contamination, "quota_group", lambda: None if quota is None else (quota, tmp_path))
+    mark = mark_load()
+    assert (mark.quota, mark.shared_s) == ((math.inf, -1.0) if quota is None else (2.5, 2.5))
+
+
 def test_own_work_is_not_foreign() -> None:
     start, begin_s = mark_load(), time.process_time()
     while time.process_time() - begin_s < 0.3:
@@ -52,7 +77,7 @@ def test_a_short_window_is_stretched_to_an_earlier_mark(monkeypatch: pytest.Monk
 
 def test_where_nothing_can_be_read_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count()
-    monkeypatch.setattr(contamination, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    monkeypatch.setattr(contamination, "time", SimpleNamespace(monotonic=lambda: float(next(seconds)), process_time=lambda: 0.0))
     monkeypatch.setattr(contamination, "_busy_seconds", lambda: (-1.0, 0))
     meter = LoadMeter()
     assert meter.read(meter.start()).foreign_load == -1

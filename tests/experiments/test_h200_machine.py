@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import sys
+import types
 
 import pytest
 import torch
@@ -38,3 +40,17 @@ def test_versions_are_those_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     assert machine.versions() == {"cuda-bindings": "13.0.1", "triton": "", "nvidia-cudnn-cu13": ""}
+
+
+def test_the_clock_is_that_of_the_gpu_that_pytorch_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML's numbers are not CUDA's: it does not know which GPUs are visible."""
+    nvml = types.SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByPciBusId={"0000:3b:00.0": "second"}.__getitem__,
+        nvmlDeviceGetHandleByIndex=lambda index: "first",
+        nvmlDeviceGetClockInfo=lambda handle, kind: {"first": 210, "second": 1980}[handle],
+        NVML_CLOCK_SM=1,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(machine, "pci_bus_id", {0: "0000:3b:00.0"}.__getitem__)
+    assert machine.clock_reader()() == 1980

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from autosched.core.errors import UsageError, WorkerLost
-from autosched.core.records import Contamination, Engine, Failure, Samples, ScheduleRecord, SoloRecord
-from autosched.core.schedule import Schedule, canonical_key
+from autosched.core.records import Contamination, Engine, Failure, FailureKind, Samples, ScheduleRecord, SoloRecord
+from autosched.core.schedule import Schedule, canonical_key, sequential
 from autosched.datasets.schema import ScopeRow
 from autosched.datasets.store import Store
 from autosched.pipeline import collecting
@@ -155,14 +155,23 @@ class Schedules(SessionDouble):
         return found
 
 
+def problem_of(session: SessionDouble, *, timed_at: Sequence[int] = (1, 2)) -> Problem:
+    graph, missing = PROGRAM.graph, Failure(FailureKind.UNAVAILABLE, "not recorded")
+
+    def record(signature: str, width: int) -> SoloRecord:
+        time_us = 10.0 / width
+        return SoloRecord(signature, width, Samples(time_us, time_us, time_us, time_us, time_us, 9), Contamination(0.0))
+
+    solo = [[record(item.signature, width) if width in timed_at else missing for width in (1, 2)] for item in graph.operators]
+    return Problem.make(graph, cost_table(session, graph, Device.key, solo, [], {}))
+
+
 # A minute is what numba takes to compile the searches in a fresh checkout on a busy machine: they are loaded first, as `collect` does.
 @pytest.mark.parametrize(("budget_s", "finished"), [(60.0, True), (0.0, False)])
 def test_disturbed_schedules_are_counted_and_those_without_time_are_no_end(budget_s: float, finished: bool, tmp_path: Path) -> None:
     load_searches()
-    graph, session, store = PROGRAM.graph, Schedules(lambda schedule: 1.0), Store.create(tmp_path)
-    samples = Samples(10.0, 10.0, 10.0, 10.0, 10.0, 9)
-    solo = [[SoloRecord(item.signature, width, samples, Contamination(0.0)) for width in (1, 2)] for item in graph.operators]
-    problem = Problem.make(graph, cost_table(session, graph, Device.key, solo, [], {}))
+    session, store = Schedules(lambda schedule: 1.0), Store.create(tmp_path)
+    problem = problem_of(session)
     scope = scope_row(Device(), session.limits)  # type: ignore[arg-type]
     given: dict[str, Any] = {"model": "zoo:net1", "predictor": "analytic", "most": 6, "budget_s": budget_s, "rng": np.random.default_rng(0)}
     timed = measure_schedules(session, problem, store, scope, **given)
@@ -170,3 +179,19 @@ def test_disturbed_schedules_are_counted_and_those_without_time_are_no_end(budge
     assert timed.added == len(store.schedules()) > 0
     assert timed.disturbed > 0
     assert timed.added + timed.disturbed == (6 if finished else 3)
+
+
+def test_what_has_no_time_at_a_width_is_no_costed_schedule_and_none_is_recorded_of_it(tmp_path: Path) -> None:
+    """Where others have one of two cores, nothing is kept of operators on both: what stands for their times is no prediction."""
+    load_searches()
+    graph, session = PROGRAM.graph, Schedules(lambda schedule: 1.0)
+    wide, scope = sequential(graph, width=2), scope_row(Device(), session.limits)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"model": "zoo:net1", "predictor": "analytic", "most": 6, "budget_s": 60.0, "keep_disturbed": True}
+    for timed_at in ((1,), (1, 2)):
+        problem = problem_of(session, timed_at=timed_at)
+        assert problem.is_costed(sequential(graph))
+        assert problem.is_costed(wide) is (2 in timed_at)
+        store = Store.create(tmp_path / str(len(timed_at)))
+        measure_schedules(session, problem, store, scope, rng=np.random.default_rng(0), **given)
+        assert any(2 in row.schedule.width for row in store.schedules()) is (2 in timed_at)
+        assert max(row.predicted_us for row in store.schedules()) < 1000.0

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from autosched.core.progress import Silent
-from autosched.core.records import Contamination, DeviceKey, Failure, FailureKind, PairRecord, Samples, SoftwareKey, SoloRecord
+from autosched.core.records import BY_OTHERS, Contamination, DeviceKey, Failure, FailureKind, PairRecord, Samples, SoftwareKey, SoloRecord
 from autosched.core.schedule import Schedule
 from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Journal, Scope
 from autosched.device.base import Pair
-from autosched.device.worker_process import BY_OTHERS
 from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo, rounds_within
 from tests.conformance import contest_double
 from tests.conformance.graphs import TwoBranches, two_branches_program

@@ -75,7 +75,15 @@ def switched(backend: Any, name: str) -> Iterator[None]:
         setattr(backend, name, usual)
 
 
+@contextlib.contextmanager
+def waiting_asleep() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+        yield
+
+
 OTHER_SETTINGS = {
+    "threads that sleep": ("cpu", waiting_asleep, ("omp_wait_policy", "passive")),
     "products": ("cpu", product_rounding, ("float32_matmul_precision", "medium")),
     "convolutions": ("cpu", lambda: rounding(conv="bf16"), ("float32_convolutions", "bf16")),
     "mkldnn": ("cpu", lambda: switched(torch.backends.mkldnn, "enabled"), ("mkldnn_enabled", "False")),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autosched.runtime import host_key
-from autosched.runtime.cpu_quota import quota_cores
+from autosched.runtime.cpu_quota import quota_cores, used_seconds
 from tests.conformance.control_groups import written_groups
 
 
@@ -35,3 +35,11 @@ def test_usable_cores_are_what_quota_and_affinity_leave(quota: float | None, cor
     monkeypatch.setattr(host_key, "quota_cores", lambda: quota)
     monkeypatch.setattr(host_key.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     assert host_key.usable_cores() == cores
+
+
+def test_the_time_of_a_group_is_known_where_the_system_tells(tmp_path: Path) -> None:
+    assert used_seconds(tmp_path) == -1.0
+    (tmp_path / "cpu.stat").write_text("nr_periods 3\nthrottled_time 5\n")  # version 1
+    assert used_seconds(tmp_path) == -1.0
+    (tmp_path / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1400000\n")
+    assert used_seconds(tmp_path) == 1.5

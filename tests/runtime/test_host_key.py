@@ -11,7 +11,7 @@ import torch
 
 from autosched.core.records import DeviceKey
 from autosched.runtime import host_key
-from autosched.runtime.host_key import LOW_PRECISION, cpu_device_key, software_key
+from autosched.runtime.host_key import LOW_PRECISION, cpu_device_key, software_key, usable_cores
 from autosched.runtime.verdict import Compatibility, check_bundle
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
@@ -19,7 +19,7 @@ from tests.conformance.graphs import TwoBranches
 
 def _key_with(monkeypatch: pytest.MonkeyPatch, found: dict[str, object]) -> DeviceKey:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
-    return cpu_device_key.__wrapped__()
+    return host_key._key_with_cores.__wrapped__(usable_cores())
 
 
 def test_processors_of_one_name_are_told_apart_by_what_they_multiply_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +42,15 @@ def test_a_bundle_that_says_less_of_its_processor_is_looked_at_again_and_another
         assert verdict.compatibility is grade
         assert len(verdict.lines) == 1
         assert LOW_PRECISION in verdict.lines[0]
+
+
+def test_a_process_that_is_pinned_to_fewer_cores_is_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_key, "quota_cores", lambda: None)
+    keys = []
+    for usable in ({0, 1, 2, 3}, {2}):
+        monkeypatch.setattr(host_key.os, "sched_getaffinity", lambda process, usable=usable: usable, raising=False)
+        keys.append(cpu_device_key())
+    assert keys[0].differences(keys[1]) == ["cores: 4 there, 1 here"]
 
 
 def test_limits_on_the_instructions_that_onednn_may_use_are_part_of_the_software(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +87,7 @@ def _name_on(monkeypatch: pytest.MonkeyPatch, folder: Path, *cores: tuple[str, s
     told = folder / "cpuinfo"
     told.write_text("".join(_ARM.format(core=core, maker=maker, part=part) for core, (maker, part) in enumerate(cores)))
     monkeypatch.setattr(host_key, "_CPUINFO", told)
-    return cpu_device_key.__wrapped__().name
+    return host_key._key_with_cores.__wrapped__(usable_cores()).name
 
 
 def test_processors_of_which_linux_has_no_name_are_told_apart_by_their_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
