@@ -33,12 +33,18 @@ def _nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"cost_model": 3}, "cost_model is 3"),
         ({"name": Path("model.pt2")}, "name is .*model.pt2.*; expected text"),
         ({"progress": 3}, "progress is a int; expected an object with the methods stage and update"),
+        ({"source": "torchvision:googlenet"}, "source is 'torchvision:googlenet'; expected a ModelSource"),
     ],
 )
 @pytest.mark.parametrize("run", [autosched.tune, autosched.compare])
 def test_a_value_that_cannot_be_is_named(run: Any, given: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         run(torch.nn.ReLU(), (torch.ones(2),), device="cpu", **given)
+
+
+def test_a_dtype_that_no_file_would_take_is_refused_before_the_job() -> None:
+    with pytest.raises(UsageError, match=r"dtype is torch\.bfloat16; expected its name, such as 'bfloat16'"):
+        autosched.tune(torch.nn.ReLU(), (torch.ones(2),), device="cpu", dtype=torch.bfloat16)  # type: ignore[arg-type]
 
 
 def test_what_several_shapes_are_told_by_is_looked_at_too() -> None:
