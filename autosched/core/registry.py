@@ -69,8 +69,14 @@ class Registry(Generic[T]):
 
     def _read_plugins(self) -> list[str]:
         if self._plugged is None:
-            self._plugged = []
-            for entry in importlib.metadata.entry_points(group=self._group):
-                self.add(entry.name, entry.value)
-                self._plugged.append(entry.name)
+            own, plugged = dict(self._places), []
+            try:
+                for entry in importlib.metadata.entry_points(group=self._group):
+                    self.add(entry.name, entry.value)
+                    plugged.append(entry.name)
+            except UsageError:
+                # Whoever asks next is told, too, and does not go on without the others.
+                self._places = own
+                raise
+            self._plugged = plugged
         return self._plugged

@@ -55,11 +55,12 @@ def check_request(
 
 
 def require_strategies(names: Sequence[str] | None) -> None:
-    """Find out before a minute is spent on capture that a strategy is misspelt.
+    """Find out before a minute is spent on capture that a strategy is misspelt, or that two have one name.
 
     Raises:
-        UnknownName: naming it.
+        UnknownName, UsageError: naming it.
     """
+    STRATEGIES.names()
     for name in names or ():
         if name != TUNED:
             STRATEGIES.get(name)

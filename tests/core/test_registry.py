@@ -42,14 +42,29 @@ def test_a_module_that_raises_anything_when_imported_names_the_cause(tmp_path: P
         registry.get("broken")
 
 
-def test_what_other_packages_bring_is_known_as_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = tmp_path / "acme-1.0.dist-info"
+def install(folder: Path, *entries: str) -> None:
+    """A package with such entry points."""
+    about = folder / "acme-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[autosched.things_of_a_test]\nsquare = fractions:Fraction\n")
+    (about / "entry_points.txt").write_text("\n".join(["[autosched.things_of_a_test]", *entries, ""]))
+
+
+def test_what_other_packages_bring_is_known_as_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "square = fractions:Fraction")
     monkeypatch.syspath_prepend(tmp_path)
     registry: Registry[type] = Registry("thing", "autosched.things_of_a_test")
     registry.add("round", "decimal:Decimal")
     assert registry.plugged() == ["square"]
     assert registry.names() == ["round", "square"]
     assert registry.get("square").__name__ == "Fraction"
+
+
+def test_whoever_asks_is_told_that_a_package_has_taken_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "square = fractions:Fraction", "round = fractions:Fraction")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry: Registry[type] = Registry("thing", "autosched.things_of_a_test")
+    registry.add("round", "decimal:Decimal")
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"'round' is registered twice: decimal:Decimal and fractions:Fraction; rename one"):
+            registry.names()
