@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from experiments.devices import DeviceKey, title
 
 NOT_YET = "(not recorded yet)"
+_LESS_TIME = re.compile(r" kept: ([\d.]+) % less time than ")
 # Folders of ``results`` that are no GPU's: those of CPUs, of what was computed and not measured, and of tools/cuda_emulator.
 _NO_GPU = ("cpu", "sim", "cuda_emulated")
 
@@ -76,9 +78,9 @@ class Recorded:
     @property
     def over_sequential(self) -> float | None:
         """Time of the best sequential schedule over that of the kept one: of rounds in pairs where it is another, else of medians."""
-        low, high = self.report.get("ratio_low"), self.report.get("ratio_high")
-        if low and high and not self.report["chosen"].startswith("sequential"):
-            return 2.0 / float(low + high)
+        # Of the ratio, the report itself has the interval alone, which need not lie evenly around it.
+        if said := _LESS_TIME.search(self.report["verdict"]):
+            return 1.0 / (1.0 - float(said[1]) / 100.0)
         sequential_us = self.time_us("sequential", "sequential_wide")
         return sequential_us / self.kept_us if sequential_us is not None else None
 

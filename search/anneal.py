@@ -10,6 +10,7 @@ high.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -92,7 +93,7 @@ class Annealer:
             The start and each chunk's improvement, best first, and the number of simulated schedules.
         """
         # Compiled code checks no bounds: it would draw one of no operators.
-        total = context.max_evaluations if self.problem.count else 0
+        total = most = context.max_evaluations if self.problem.count else 0
         start = on_one_wide_lane(self.problem, self.lanes, start)
         scale_us = max(start.makespan_us, 1e-9)
         position = np.empty_like(start.order)
@@ -104,7 +105,7 @@ class Annealer:
         seen = np.zeros((3, self.problem.count))
         known = np.zeros((3, self.problem.count + 1), dtype=np.uint32)
         random_state = context.rng.integers(0, 2**63, size=1, dtype=np.uint64)
-        found, spent, step = [start], 0, 0
+        found, spent, step, begin_s = [start], 0, 0, time.monotonic()
         while step < total and not context.expired():
             steps = min(_CHUNK, total - step)
             spent += self._compiled.anneal_steps(
@@ -112,6 +113,10 @@ class Annealer:
                 temperatures, step, steps, total, random_state, seen, known, *self._space,
             )  # fmt: skip
             step += steps
+            if context.deadline_s is not None:
+                # It has to be cold when the time is up: while it is hot, it finds nothing better than it began with.
+                now_s = time.monotonic()
+                total = min(most, step + int(step * (context.deadline_s - now_s) / max(now_s - begin_s, 1e-9)))
             if values[1] < found[0].makespan_us:
                 found.insert(0, Candidate(float(values[1]), best[0].copy(), best[2].copy(), best[3].copy(), best[4].copy()))
             context.progress(name, spent, float(values[1]))

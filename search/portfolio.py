@@ -127,14 +127,15 @@ def proposals(
         for schedule in schedules if strategy.is_baseline else schedules[:1]:
             _merge(problem, merged, strategy.name, strategy.is_baseline, schedule, lanes_matter)
     must = list(merged)
+    places = max(0, count - len(must))
     finder = Portfolio()
     pool: dict[str, Proposal] = {}
-    for schedule in finder.propose(problem, context):
+    # Of a large graph it takes seconds, which where it has no place are lost.
+    for schedule in finder.propose(problem, context) if places else ():
         _merge(problem, pool, finder.name, False, schedule, lanes_matter)
     for key in must:
         if key in pool:
             merged[key] = replace(merged[key], strategies=(*merged[key].strategies, *pool.pop(key).strategies))
-    places = max(0, count - len(must))
     kept = _diverse(sorted(pool.values(), key=lambda proposal: proposal.predicted_us), places)
     if variants := [_with_priorities(problem, proposal, lanes_matter) for proposal in kept[:priority_variants]]:
         kept = kept[: max(1, places - len(variants))] + variants

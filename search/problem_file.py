@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,16 +81,18 @@ def load_problem(path: Path) -> SavedProblem:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
             found = {name: data[name] for name in _ARRAYS}
+            schema = int(found["schema"])
             # Files from before there was room in cost tables do not say: nothing is concluded then.
             room = data["room"] if "room" in data and len(data["room"]) else None
             other = data["other_kernel"].astype(np.int32) if "other_kernel" in data and len(data["other_kernel"]) else None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, TypeError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise UsageError(f"{path} holds no problem: {error}; expected a file that save_problem wrote") from error
-    if int(found["schema"]) > SCHEMA:
-        raise UsageError(f"{path} has schema {int(found['schema'])}; expected at most {SCHEMA}: install a newer autosched")
-    # Older files end with the put-off: nothing was known of what polls and spins; or with the spinning: lanes were threads of their own.
-    gap, cross, fixed, lanes, measured, concurrent, polling, spin, one_team = (*found["constants"].tolist(), 0.0, 0.0, 0.0)[:9]
+    if schema > SCHEMA:
+        raise UsageError(f"{path} has schema {schema}; expected at most {SCHEMA}: install a newer autosched")
     try:
+        # Older files end with the put-off (nothing was known of what polls and spins), or with the spinning (lanes were threads of their
+        # own).
+        gap, cross, fixed, lanes, measured, concurrent, polling, spin, one_team = (*found["constants"].tolist(), 0.0, 0.0, 0.0)[:9]
         costs = CostTable(
             tuple(int(width) for width in found["widths"]), np.ascontiguousarray(found["kernel"], dtype=np.int32),
             found["solo_us"].astype(np.float64), found["slowdown_first"].astype(np.float64), found["slowdown_last"].astype(np.float64),
@@ -106,10 +109,11 @@ def load_problem(path: Path) -> SavedProblem:
             if rows is not None and rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < len(costs.solo_us):
                 raise UsageError(f"kernel holds rows outside 0 to {len(costs.solo_us) - 1}")
         problem = Problem.from_arrays([indices[a:b] for a, b in itertools.pairwise(ends)], costs)
-    except (AutoschedError, ValueError, IndexError) as error:
+        demand, memory_bound = found["demand"].astype(np.float64), found["memory_bound"].astype(np.bool_)
+        problem = dataclasses.replace(problem, demand=demand, memory_bound=memory_bound)
+        return SavedProblem(problem, found["provenance"].tobytes().decode())
+    except (AutoschedError, ValueError, TypeError, IndexError) as error:
         raise UsageError(f"{path} describes no legal problem: {error}") from error
-    problem = dataclasses.replace(problem, demand=found["demand"].astype(np.float64), memory_bound=found["memory_bound"].astype(np.bool_))
-    return SavedProblem(problem, found["provenance"].tobytes().decode())
 
 
 def _short(slowdowns: Floats) -> NDArray[np.float32]:

@@ -118,7 +118,6 @@ _HEURISTICS = {
     "linear_clustering": "linear_clustering:LINEAR_CLUSTERING",
 }
 _SEARCHES = {
-    "ios": "dp:IOS",
     "list_policies": "policies:LIST_POLICIES",
     "beam": "beam:BEAM",
     "pilot_beam": "beam:PILOT_BEAM",
@@ -127,6 +126,8 @@ _SEARCHES = {
     "optuna": "optuna_search:OPTUNA",
     "exact": "exact:EXACT",
     "random": "random_search:RANDOM",
+    # Of a large graph it takes all the time that it is given: what the others leave.
+    "ios": "dp:IOS",
 }
 for _name, _place in _HEURISTICS.items():
     STRATEGIES.add(_name, f"autosched.search.heuristics.{_place}")

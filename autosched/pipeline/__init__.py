@@ -21,11 +21,13 @@ from autosched.pipeline.call_times import bench_paused
 from autosched.pipeline.request import (
     TUNED,
     check_request,
+    dtype_of,
     folder_of,
     mode_note,
     moved_note,
     name_of,
     names_of_strategies,
+    source_of,
     where_to_measure,
 )
 from autosched.pipeline.result import Tuned, check_writable
@@ -112,7 +114,7 @@ def tune(
     budget = budget_for(effort, budget_s)
     options = Options(
         str(device), effort, budget, seed, Lowering.REWRITTEN, fresh, None, True, budget.compiled_baseline, name_of(name, model),
-        dtype, source, folder_of(cost_model),
+        dtype_of(dtype), source_of(source), folder_of(cost_model),
     )  # fmt: skip
     with trusting(custom_operators), as_they_came(model), tensors_kept(model):
         outcome = _run(model, example_inputs, example_kwargs, options, progress or Silent(), lowering, rewrite=rewrite)
@@ -170,7 +172,7 @@ def compare(
         compiled,
         name_of(name, model),
         None,
-        source,
+        source_of(source),
         folder_of(cost_model),
         complete=True,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autosched.core.errors import IllegalSchedule
@@ -35,16 +35,20 @@ class Candidate:
 
 
 def propose(
-    problem: Problem, names: Iterable[str], context: SearchContext, *, lanes_matter: bool
+    problem: Problem, names: Sequence[str], context: SearchContext, *, lanes_matter: bool
 ) -> tuple[list[Candidate], dict[str, Failure]]:
-    """A baseline's variants and a search's best, for each name. A strategy that breaks is a failure, not the end of the job."""
+    """A baseline's variants and a search's best, for each name. A strategy that breaks is a failure, not the end of the job.
+
+    Each has an equal part of the time that those before it have left: one that takes all it is given leaves the others theirs.
+    """
     found: list[Candidate] = []
     failures: dict[str, Failure] = {}
-    for name in names:
+    for place, name in enumerate(names):
         if name not in STRATEGIES.names():
             STRATEGIES.get(name)  # which raises: a misspelt name is the caller's mistake
+        share = context.share(context.max_evaluations, seconds_share=1.0 / (len(names) - place))
         try:
-            found += _proposals(problem, name, context.share(context.max_evaluations), lanes_matter=lanes_matter)
+            found += _proposals(problem, name, share, lanes_matter=lanes_matter)
         except Exception as error:  # a plugin's strategy must not end a tuning job
             _log.warning("strategy %s failed: %s", name, error)
             failures[name] = describe(error)
@@ -53,7 +57,9 @@ def propose(
 
 def _proposals(problem: Problem, name: str, context: SearchContext, *, lanes_matter: bool) -> list[Candidate]:
     strategy = STRATEGIES.get(name)
-    schedules = strategy.propose(problem, context)
+    schedules = list(strategy.propose(problem, context))
+    if not schedules:
+        raise IllegalSchedule("it proposed none; expected at least one schedule")
     # A published scheduler counts with each of its documented variants (Opara's two launch orders), a search with its best.
     chosen = schedules if strategy.is_baseline else schedules[:1]
     for schedule in chosen:

@@ -22,6 +22,8 @@ from autosched.search.strategy import STRATEGIES
 if TYPE_CHECKING:
     import torch
 
+    from autosched.device.compiled_baseline import ModelSource
+
 TUNED = "tuned"
 """The device loop, where strategies are named."""
 
@@ -53,11 +55,12 @@ def check_request(
 
 
 def require_strategies(names: Sequence[str] | None) -> None:
-    """Find out before a minute is spent on capture that a strategy is misspelt.
+    """Find out before a minute is spent on capture that a strategy is misspelt, or that two have one name.
 
     Raises:
-        UnknownName: naming it.
+        UnknownName, UsageError: naming it.
     """
+    STRATEGIES.names()
     for name in names or ():
         if name != TUNED:
             STRATEGIES.get(name)
@@ -100,6 +103,30 @@ def name_of(name: object, model: torch.nn.Module) -> str:
     if not isinstance(name, str | None):
         raise UsageError(f"name is {name!r}; expected text")
     return name or type(model).__name__
+
+
+def dtype_of(dtype: object) -> str | None:
+    """The dtype that the report gives the model.
+
+    Raises:
+        UsageError: if it is no text: a file would not take it, which would be found out when the job is over.
+    """
+    if not isinstance(dtype, str | None):
+        raise UsageError(f"dtype is {dtype!r}; expected its name, such as 'bfloat16', or None for float32")
+    return dtype
+
+
+def source_of(source: object) -> ModelSource | None:
+    """Where another process builds the model.
+
+    Raises:
+        UsageError: if it is something else.
+    """
+    from autosched.device.compiled_baseline import ModelSource
+
+    if not isinstance(source, ModelSource | None):
+        raise UsageError(f"source is {source!r}; expected a ModelSource, or None")
+    return source
 
 
 def where_to_measure(device: str, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> str:

@@ -21,7 +21,6 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +61,6 @@ CUDA_MODELS = (
 )
 SEQUENTIAL = ("sequential", "sequential_wide")
 COMPILED = ("torch_compile", "compiled", "max_autotune", "max_autotune_combo")
-
-
-@dataclass(frozen=True)
-class LoweredRun(Run):
-    """One comparison in one lowering."""
-
-    lowering: str = "rewritten"
-
-    def command(self) -> list[str]:
-        """As ``Run.command``."""
-        return [*super().command(), "--lowering", self.lowering]
 
 
 def summary(report: dict[str, Any]) -> dict[str, Any]:
@@ -131,9 +119,7 @@ def run_model(model: str, arguments: argparse.Namespace, lowerings: Sequence[str
         lowering, again = name.removesuffix("_again"), name.endswith("_again")
         if name == "fused":
             shutil.rmtree(caches, ignore_errors=True)
-        run = LoweredRun(
-            model, arguments.device, arguments.effort, arguments.budget, None, arguments.compiled and not again, lowering=lowering
-        )
+        run = Run(model, arguments.device, arguments.effort, arguments.budget, None, arguments.compiled and not again, lowering=lowering)
         limit_s = call.limit_s
         budget_s = budget_for(run.effort, None if run.budget is None else parse_seconds(run.budget)).total_s
         kept = {"AUTOSCHED_CACHE": f"{caches}/autosched", "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor"}

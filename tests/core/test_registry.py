@@ -110,3 +110,13 @@ def test_threads_that_look_for_plugins_at_the_same_time_find_all(monkeypatch: py
     monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
     found.append(registry.names())
     assert found == [["square", "cube"]] * 2
+
+
+def test_whoever_asks_is_told_that_a_package_has_taken_a_name_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _installed(tmp_path, "acme", "square = fractions:Fraction\nround = fractions:Fraction")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry: Registry[type] = Registry("thing", "autosched.things_of_a_test")
+    registry.add("round", "decimal:Decimal")
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"'round' is registered twice: decimal:Decimal and fractions:Fraction; rename one"):
+            registry.names()

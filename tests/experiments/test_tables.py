@@ -131,6 +131,15 @@ def test_the_suite_table_has_a_line_for_each_run_and_names_failures(results: Pat
     assert "NVIDIA H200; torch 2.11.0, Python 3.12.1, 16 CPU cores, commit abcdef012, 2026-01-01." in whole
 
 
+def test_the_gain_over_sequential_is_that_of_the_duel_and_not_the_middle_of_its_interval(results: Path) -> None:
+    path = results / "h200" / "suite" / "transformers_t5_b1_float32.json"
+    document = json.loads(path.read_text())
+    said = "tuned kept: 50.0 % less time than sequential, the best sequential schedule (95 % interval 30.0 to 52.0 %)."
+    document["report"] |= {"verdict": said, "ratio_low": 0.48, "ratio_high": 0.7}
+    path.write_text(json.dumps(document))
+    assert "0.080 (tuned) | 2.00x |" in tables_gpu.suite_table(path.parent)
+
+
 def test_an_emulated_device_is_named_beside_its_figures(results: Path) -> None:
     path = results / "h200" / "suite" / "transformers_t5_b1_float32.json"
     document = json.loads(path.read_text())

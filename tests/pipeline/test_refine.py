@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -26,7 +27,7 @@ from autosched.pipeline.variants import VariantTimes
 from autosched.search.climb import ClimbResult
 from autosched.search.portfolio import Proposal
 from autosched.search.problem import Problem
-from autosched.search.strategy import SearchContext
+from autosched.search.strategy import Rule, SearchContext
 from tests.conformance.graphs import TwoBranches, two_branches_program
 from tests.conformance.session_double import SessionDouble
 
@@ -195,6 +196,48 @@ def test_a_strategy_that_breaks_is_a_failure_and_an_unknown_one_is_an_error(monk
     assert "a plugin's bug" in failures["wavefront"].detail
     with pytest.raises(UsageError, match="known"):
         propose(problem(), ["no_such_strategy"], context, lanes_matter=True)
+
+
+@pytest.mark.parametrize("baseline", [False, True])
+def test_a_strategy_that_proposes_nothing_is_a_failure_and_one_that_yields_is_none(baseline: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autosched.search.heuristics import trtllm, wavefront
+
+    def yielding(made: Problem, context: SearchContext) -> Iterator[Schedule]:
+        yield spread()
+
+    nothing, one = Rule("wavefront", lambda made, context: [], baseline), Rule("trtllm", yielding, baseline)  # type: ignore[arg-type]
+    monkeypatch.setattr(wavefront, "WAVEFRONT", nothing)
+    monkeypatch.setattr(trtllm, "TRTLLM", one)
+    found, failures = propose(problem(), ["wavefront", "trtllm"], SearchContext(np.random.default_rng(0), 10), lanes_matter=True)
+    assert [candidate.name for candidate in found] == ["trtllm"]
+    assert failures["wavefront"].kind is FailureKind.ILLEGAL
+    assert "expected at least one" in failures["wavefront"].detail
+
+
+def test_a_strategy_that_takes_all_the_time_it_is_given_leaves_the_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autosched.search.heuristics import trtllm, wavefront
+
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    given_s: dict[str, float] = {}
+
+    def hungry(name: str, share: float) -> Rule:
+        def take(made: Problem, context: SearchContext) -> list[Schedule]:
+            nonlocal now
+            assert context.deadline_s is not None
+            given_s[name] = context.deadline_s - now
+            now += share * given_s[name]
+            return [spread()]
+
+        return Rule(name, take)
+
+    monkeypatch.setattr(wavefront, "WAVEFRONT", hungry("wavefront", 1.0))
+    monkeypatch.setattr(trtllm, "TRTLLM", hungry("trtllm", 0.0))
+    context = SearchContext(np.random.default_rng(0), 10, deadline_s=now + 6.0)
+    found, _ = propose(problem(), ["wavefront", "trtllm", "sequential"], context, lanes_matter=True)
+    assert len(found) == 3
+    # What one does not need is there for those after it.
+    assert given_s == pytest.approx({"wavefront": 2.0, "trtllm": 2.0})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 import autosched
 from autosched.core.errors import ArtifactError, AutoschedError, UnknownName, UnsupportedGraph, UsageError
+from autosched.search.strategy import STRATEGIES
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +35,7 @@ def _nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"cost_model": 3}, "cost_model is 3"),
         ({"name": Path("model.pt2")}, "name is .*model.pt2.*; expected text"),
         ({"progress": 3}, "progress is a int; expected an object with the methods stage and update"),
+        ({"source": "torchvision:googlenet"}, "source is 'torchvision:googlenet'; expected a ModelSource"),
     ],
 )
 @pytest.mark.parametrize("run", [autosched.tune, autosched.compare])
@@ -41,9 +44,22 @@ def test_a_value_that_cannot_be_is_named(run: Any, given: dict[str, object], wor
         run(torch.nn.ReLU(), (torch.ones(2),), device="cpu", **given)
 
 
+def test_a_dtype_that_no_file_would_take_is_refused_before_the_job() -> None:
+    with pytest.raises(UsageError, match=r"dtype is torch\.bfloat16; expected its name, such as 'bfloat16'"):
+        autosched.tune(torch.nn.ReLU(), (torch.ones(2),), device="cpu", dtype=torch.bfloat16)  # type: ignore[arg-type]
+
+
 def test_what_several_shapes_are_told_by_is_looked_at_too() -> None:
     with pytest.raises(UsageError, match="progress is a int"):
         autosched.tune_shapes(torch.nn.ReLU(), [(torch.ones(2),)], device="cpu", progress=3)  # type: ignore[arg-type]
+
+
+def test_two_strategies_of_one_name_are_told_before_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("beam", "acme_sched.search:BEAM", "autosched.searchers")
+    monkeypatch.setattr(STRATEGIES, "_plugged", None)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry])
+    with pytest.raises(UsageError, match="'beam' is registered twice"):
+        autosched.tune(torch.nn.ReLU(), (torch.ones(2),), device="cpu")
 
 
 def test_a_cost_model_may_be_named_by_text(tmp_path: Path) -> None:

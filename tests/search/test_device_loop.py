@@ -19,7 +19,7 @@ from autosched.search.device_study import StudyResult, study_on_device
 from autosched.search.effort import PROFILES, Effort
 from autosched.search.halving import Ledger, halve
 from autosched.search.loop import LoopResult, LoopSettings, LoopState, search_on_device
-from autosched.search.portfolio import Proposal, difference, proposals
+from autosched.search.portfolio import Portfolio, Proposal, difference, proposals
 from autosched.search.priorities import by_path
 from autosched.search.problem import Problem
 from autosched.search.simulate import makespan_us, simulate
@@ -45,6 +45,14 @@ def test_every_baseline_is_a_candidate_and_no_canonical_form_comes_twice() -> No
     assert [proposal.predicted_us for proposal in found] == sorted(proposal.predicted_us for proposal in found)
     for proposal in found:
         assert violations(problem.graph, proposal.schedule) == []
+
+
+def test_nothing_is_searched_for_where_what_must_be_measured_takes_every_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = synthetic.random_problem(1, 30)
+    monkeypatch.setattr(Portfolio, "propose", lambda *_: pytest.fail("searched"))
+    must = [STRATEGIES.get(name) for name in ("sequential", "critical_path")]
+    found = proposals(problem, context(), lanes_matter=False, count=2, strategies=must)
+    assert {name for proposal in found for name in proposal.strategies} == {"sequential", "critical_path"}
 
 
 def test_candidates_differ_from_each_other_where_that_is_possible() -> None:

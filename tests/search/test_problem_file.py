@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -95,6 +96,16 @@ def test_what_is_no_problem_file_is_refused(tmp_path: Path, content: bytes) -> N
         load_problem(tmp_path / "missing.npz")
 
 
+def test_a_file_that_a_disk_has_damaged_is_refused(tmp_path: Path) -> None:
+    save_problem(synthetic.random_problem(0, 30), tmp_path / "p.npz", provenance="")
+    whole = (tmp_path / "p.npz").read_bytes()
+    for place in range(60, len(whole), 97):
+        (tmp_path / "p.npz").write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        # A date in it says nothing of a problem.
+        with contextlib.suppress(UsageError):
+            load_problem(tmp_path / "p.npz")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
@@ -103,6 +114,12 @@ def test_what_is_no_problem_file_is_refused(tmp_path: Path, content: bytes) -> N
         ("kernel", np.array([[0], [7], [0], [0]], dtype=np.int32), "rows outside"),
         ("schema", np.array(99), "newer autosched"),
         ("provenance", np.array([object()], dtype=object), "holds no problem"),  # would need pickle
+        ("provenance", np.array([0xF8], dtype=np.uint8), "legal problem"),
+        ("schema", np.ones(2), "holds no problem"),
+        ("constants", np.array(1.0), "legal problem"),
+        ("constants", np.ones(2), "legal problem"),
+        ("pred_ptr", np.ones((2, 2)), "legal problem"),
+        ("demand", np.array(["much"]), "legal problem"),
     ],
 )
 def test_a_file_that_lies_is_refused(tmp_path: Path, name: str, value: np.ndarray, words: str) -> None:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import sqlite3
 import subprocess
 import sys
+import time
 import tracemalloc
 from functools import partial
 from pathlib import Path
@@ -102,6 +104,19 @@ def test_annealing_improves_on_its_start_and_its_value_is_true() -> None:
     assert 0 < spent <= 20_000
     assert found[0].makespan_us < start.makespan_us * 0.99
     assert makespan_us(problem, found[0].schedule(problem)) == pytest.approx(found[0].makespan_us, rel=1e-12)
+
+
+def test_annealing_is_cold_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = synthetic.random_problem(3, 60)
+    widths = np.array([0], dtype=np.int32)
+    start = best_policies(problem, context(), Decoder(problem, 4, widths))[0][0]
+    clock = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    found, spent = Annealer(problem, 4, widths).run(start, context(10**9, deadline_s=40.0), "test")
+    assert 0 < spent < 100_000
+    unhurried, _ = Annealer(problem, 4, widths).run(start, context(spent), "test")
+    gain_us, possible_us = (start.makespan_us - end[0].makespan_us for end in (found, unhurried))
+    assert gain_us > 0.5 * possible_us > 0.0
 
 
 def test_move_weights_switch_moves_off() -> None:
