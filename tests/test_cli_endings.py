@@ -378,7 +378,7 @@ def test_a_terminal_that_lacks_a_letter_gets_json_as_utf_8_and_no_traceback(argu
         assert "models" in said or "\u0153" in said["error"]["message"]
 
 
-@pytest.mark.parametrize("coding", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}], ids=lambda coding: " ".join(coding))
+@pytest.mark.parametrize("coding", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}], ids=" ".join)
 def test_a_result_has_an_escape_where_its_terminal_lacks_a_letter(coding: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in coding.items():
         monkeypatch.setenv(name, value)
