@@ -64,6 +64,19 @@ def test_a_model_is_tuned_and_served_as_the_pages_say(
     assert len(set(served["answers"])) == 1
 
 
+def test_a_part_of_an_application_runs_on_a_schedule_as_the_page_says(folder: Path) -> None:
+    pipe = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())).eval()
+    part, x = pipe[1], torch.randn(2, 8)
+
+    @torch.no_grad()
+    def answer() -> torch.Tensor:
+        return pipe(x)
+
+    made = run("docs/libraries.md", {"part": part, "run": answer})
+    assert made["fast"].report().calls == 1
+    assert "forward" not in vars(part)
+
+
 @pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")  # of the prompt
 def test_generate_decodes_on_a_schedule_as_the_page_says(folder: Path) -> None:
     pytest.importorskip("transformers")
