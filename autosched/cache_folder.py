@@ -66,7 +66,7 @@ ABOUT = {
     Kind.COST_MODELS: "trained on this machine",
     Kind.REGIONS: "compiled code of fused regions",
     Kind.INDUCTOR: "code that Inductor wrote for whole models",
-    Kind.NATIVE: "lanes without the interpreter, compiled for this PyTorch",
+    Kind.NATIVE: "C++ of autosched's own, compiled here: lanes without the interpreter, and convolutions",
     Kind.STUDIES: "Optuna's, for its dashboard",
 }
 

@@ -202,6 +202,11 @@ def cpp_compiler() -> str:
     return os.environ.get("CXX", "")
 
 
+def c_compiler() -> str:
+    """The C compiler that ``CC`` names, as Triton reads it; empty if it names none."""
+    return os.environ.get("CC", "")
+
+
 def _limit_s(name: str, default_s: float) -> float:
     given = os.environ.get(name)
     if not given:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from autosched.core.extras import install_command
+
 _WATCHED_S = 1.0
 # PyTorch from the first release to before the second, as pyproject.toml says to pip, which one may have been made to disregard.
 _TORCH = ((2, 11), (2, 16))
@@ -292,7 +294,7 @@ def _bindings(what: str, extra: str, purpose: str) -> Finding:
         what,
         State.MISSING,
         f"{found.detail}; {why}",
-        f"another version of it (pip install -U 'autosched[{extra}]') or of the driver, for {purpose}",
+        f"another version of it (pip install -U {what}) or of the driver, for {purpose}",
     )
 
 
@@ -318,4 +320,4 @@ def _package(name: str, extra: str, purpose: str) -> Finding:
     try:
         return Finding(name, State.OK, importlib.metadata.version(name), "")
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, State.MISSING, "not installed", f"pip install 'autosched[{extra}]' for {purpose}")
+        return Finding(name, State.MISSING, "not installed", f"{install_command(extra)} for {purpose}")

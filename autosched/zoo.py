@@ -22,6 +22,7 @@ import torch
 
 from autosched.capture.pt2 import load_pt2
 from autosched.core.errors import UnknownModel, UsageError
+from autosched.core.extras import install_command
 from autosched.zoo_models.suite import OWN, names
 
 _Made = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
@@ -102,7 +103,7 @@ def _build(name: str, batch: int | None, dtype: str | None, seed: int) -> _Made:
             raise UsageError(f"{name} has the shapes and dtypes it was exported with; leave out --batch and --dtype, or export it again.")
         return load_pt2(name)
     family, separator, rest = name.partition(":")
-    if not separator or not rest:
+    if not family or not separator or not rest:
         raise _no_colon(name)
     size = batch or 1
     if family == "autosched":
@@ -121,7 +122,7 @@ def _no_colon(name: str) -> UnknownModel:
     path = Path(name)
     if path.suffix == ".py":
         found = f"{name} is a Python file; expected one of its functions, such as {path.stem}:make, that returns (model, example_inputs)."
-    elif os.path.exists(path):
+    elif os.path.exists(name):
         found = f"{name} is a file of an unknown kind; expected a program saved by torch.export.save (.pt2), or module:function."
     elif "/" not in name and ("." in name or os.path.isfile(f"{name}.py")):
         found = f"there is no file {name}, and as a module it lacks a function; expected FILE.pt2, or module:function such as {name}:make."
@@ -147,7 +148,7 @@ def _needs(package: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise UsageError(f"{package} models need the package {package} ({error}); install it with: pip install 'autosched[zoo]'") from error
+        raise UsageError(f"{package} models need the package {package} ({error}); install it with: {install_command('zoo')}") from error
 
 
 def _own(name: str, rest: str, batch: int) -> _Made:

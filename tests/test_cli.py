@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from autosched.core.errors import UsageError
 from autosched.device.compiled_baseline import from_zoo
@@ -259,6 +260,16 @@ def test_a_model_is_built_with_the_batch_that_it_was_tuned_with(
     file = _tuned_for(tuned_for, tmp_path / "two.autosched", **{BUILT_BATCH: built})
     assert run(command, file, model) == (0 if command == "check" else 2)
     assert Path("batch").read_text() == batch
+
+
+def test_an_exported_program_is_taken_as_it_is_whatever_dtype_was_asked_for_in_tuning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, x = torch.nn.Linear(4, 4).bfloat16().eval(), torch.randn(2, 4, dtype=torch.bfloat16)
+    torch.export.save(torch.export.export(model, (x,)), tmp_path / "saved.pt2")
+    file = _tuned_for("users_code:plain", tmp_path / "one.autosched", dtype="bfloat16")
+    assert run("check", file, str(tmp_path / "saved.pt2")) == 4
+    assert "absent here" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -378,6 +378,15 @@ def test_a_terminal_that_lacks_a_letter_gets_json_as_utf_8_and_no_traceback(argu
         assert "models" in said or "\u0153" in said["error"]["message"]
 
 
+@pytest.mark.parametrize("coding", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}], ids=" ".join)
+def test_a_result_has_an_escape_where_its_terminal_lacks_a_letter(coding: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in coding.items():
+        monkeypatch.setenv(name, value)
+    code = "from autosched.cli import printing; printing.spell_out_what_has_no_letter(); printing.tell('caf\\u00e9')"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, b"caf\\xe9", b"")
+
+
 @pytest.mark.parametrize("arguments", [["report", "\udcff.autosched"], ["tune", "\udcff.pt2"]], ids=["report", "tune"])
 def test_the_json_of_a_file_whose_name_is_no_utf_8_spells_it_out(arguments: list[str]) -> None:
     command = [sys.executable, "-P", "-m", "autosched", *arguments, "--json"]

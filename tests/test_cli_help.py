@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import autosched
+import autosched.cli.tuning
 from autosched.device.contamination import LoadMark
 from tests.conformance.command import run
 
@@ -47,6 +49,17 @@ def test_every_option_of_every_command_is_explained() -> None:
     silent = [(name, item.name) for name, command in commands.items() for item in command.params if not getattr(item, "help", None)]
     assert silent == []
     assert all(command.help for command in commands.values())
+
+
+@pytest.mark.parametrize("name", ["tune", "compare"])
+def test_what_is_left_out_means_the_same_in_python(name: str) -> None:
+    command, function = (inspect.signature(getattr(room, name)).parameters for room in (autosched.cli.tuning, autosched))
+    for option in command.keys() & function.keys() - {"model"}:
+        assert (command[option].default or None) == (function[option].default or None), option
+    assert (
+        inspect.signature(autosched.tune_shapes).parameters["device"].default
+        == inspect.signature(autosched.tune).parameters["device"].default
+    )
 
 
 def test_the_seconds_of_each_effort_are_those_of_the_presets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,6 +134,8 @@ def test_compare_says_how_strategies_are_named(monkeypatch: pytest.MonkeyPatch, 
         ("weights.pth", "torch.export.save"),
         ("nett:make", "no module 'nett'"),
         ("googlenet", "did you mean torchvision:googlenet"),
+        ("", "unknown model ''"),
+        (":make", "unknown model ':make'"),
     ],
 )
 def test_a_model_named_almost_right_is_answered_with_the_right_form(model: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,11 +46,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_model_is_tuned_and_served_as_the_pages_say(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_is_tuned_and_served_as_the_pages_say(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "my_models.py").write_text(blocks("docs/tune.md", "python")[0])
+    monkeypatch.syspath_prepend(folder)
     tuned = run("docs/tune.md", {"__name__": "docs"})
     assert (folder / "ranker.autosched").is_file()
     assert tuned["tuned"].report.chosen in capsys.readouterr().out
-    given = {name: tuned[name] for name in ("model", "inputs", "kwargs")} | {"torch": torch}
+    given = {name: tuned[name] for name in ("model", "inputs", "kwargs")}
     with warnings.catch_warnings():
         # The default schedule of so small a model may be slower than the model, which is said once.
         warnings.simplefilter("ignore")
@@ -58,6 +62,19 @@ def test_a_model_is_tuned_and_served_as_the_pages_say(folder: Path, capsys: pyte
     torch.testing.assert_close(served["result"], tuned["model"](*tuned["inputs"], **tuned["kwargs"]).detach())
     assert served["fast"].report().scheduled
     assert len(set(served["answers"])) == 1
+
+
+def test_a_part_of_an_application_runs_on_a_schedule_as_the_page_says(folder: Path) -> None:
+    pipe = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())).eval()
+    part, x = pipe[1], torch.randn(2, 8)
+
+    @torch.no_grad()
+    def answer() -> torch.Tensor:
+        return pipe(x)
+
+    made = run("docs/libraries.md", {"part": part, "run": answer})
+    assert made["fast"].report().calls == 1
+    assert "forward" not in vars(part)
 
 
 @pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")  # of the prompt

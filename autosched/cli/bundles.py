@@ -172,7 +172,9 @@ def _build(command: str, file: Path, opened: Opened, model: str | None) -> ZooMo
     name = model if model is not None else tuned_for
     # Another function for the same model need not take a batch size.
     batch = opened.batch if name == tuned_for else None
-    return zoo.load(name, batch=batch, dtype=opened.dtype, seed=opened.seed)
+    # An exported program has that in which it was exported.
+    dtype = opened.dtype if not name.endswith(".pt2") else None
+    return zoo.load(name, batch=batch, dtype=dtype, seed=opened.seed)
 
 
 def _look(device: str) -> None:

@@ -101,8 +101,11 @@ def _spelt_out(value: Any) -> Any:
 
 
 def spell_out_what_has_no_letter() -> None:
-    """From now on stdout writes characters that its encoding lacks as escapes, as stderr does; a model's name must not end a job."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    """From now on stdout writes characters that its encoding lacks as escapes, as stderr does; a model's name must not end a job.
+
+    Where the locale is C, Python has stdout write the bytes of names that are no text, which in UTF-8 is all that it cannot encode.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and (sys.stdout.errors == "strict" or sys.stdout.encoding.lower() != "utf-8"):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

@@ -61,7 +61,7 @@ def tune(
     model: torch.nn.Module,
     example_inputs: Sequence[Any],
     example_kwargs: Mapping[str, Any] | None = None,
-    device: str | torch.device = "cuda",
+    device: str | torch.device = "auto",
     effort: str = "balanced",
     budget_s: float | None = None,
     seed: int = 0,
@@ -84,9 +84,9 @@ def tune(
         model: in inference mode; left unchanged.
         example_inputs: positional arguments of one call; nested containers are allowed.
         example_kwargs: keyword arguments of that call.
-        device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``; ``cuda`` alone is the GPU that the model is on, else PyTorch's current one. A
-            model that is elsewhere stays there, and a copy of its weights is measured. ``replay:DIR`` answers from the recorded runs in
-            ``DIR`` and measures nothing.
+        device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``, which is CUDA if there is a GPU; ``cuda`` alone is the GPU that the model is on,
+            else PyTorch's current one. A model that is elsewhere stays there, and a copy of its weights is measured. ``replay:DIR`` answers
+            from the recorded runs in ``DIR`` and measures nothing.
         effort: ``quick``, ``balanced`` or ``full``: the preset budget.
         budget_s: seconds for measuring and searching, instead of the preset's.
         seed: of every random choice.
@@ -128,7 +128,7 @@ def compare(
     model: torch.nn.Module,
     example_inputs: Sequence[Any],
     example_kwargs: Mapping[str, Any] | None = None,
-    device: str | torch.device = "cuda",
+    device: str | torch.device = "auto",
     effort: str = "quick",
     budget_s: float | None = None,
     seed: int = 0,

@@ -156,12 +156,12 @@ def collect(
     told, wanted = progress or Silent(), aims or Aims()
     model = load_model(Path(cost_model)) if cost_model is not None else None
     opened = device_named(device)
+    store = _store_at(Path(folder))
     if wanted.schedules:
         begin_searches(told)
     lanes_note = ready_lanes(opened.key.kind, told)
     if wanted.schedules:
         ready_searches(told)
-    store = _store_at(Path(folder))
     left_out = [note for note in (lanes_note, other_work_note(opened, "at the beginning", COLLECT_AGAIN)) if note]
     not_measured: list[str] = []
     unfinished: list[str] = []

@@ -61,8 +61,12 @@ def considered(asked: str | None, *, rewrite: bool, kind: str) -> Considered:
         kind: of the device, or ``replay``.
 
     Raises:
-        UsageError: for a name that there is not, or that a device of this kind cannot run.
+        UsageError: for a name that there is not, or that a device of this kind cannot run; or for two that differ.
     """
+    if not rewrite and asked not in (None, Lowering.ATEN):
+        raise UsageError(
+            f"--no-rewrite (rewrite=False) asks for the lowering {Lowering.ATEN}, and --lowering for {asked}; leave one of the two out"
+        )
     if asked not in (None, AUTO):
         lowering = lowering_named(str(asked))
         if lowering in COMPILED and kind not in (*_COMPILED_FOR, REPLAY):

@@ -175,17 +175,17 @@ _FAULTS: dict[str, tuple[Callable[[], bytes], type[ArtifactError], str]] = {
     "schema of the future": (
         lambda: _manifest(schema=SCHEMA + 1, created_by={"autosched": "9.1"}, news=1),
         IncompatibleArtifact,
-        r"install autosched 9\.1 or newer",
+        r"install autosched 9\.1 or newer$",
     ),
     "schema of the future by nobody": (
         lambda: _manifest(schema=SCHEMA + 1, created_by={}),
         IncompatibleArtifact,
-        "install autosched a newer",
+        r"written by a newer autosched, this is autosched [\d.]+; install that one$",
     ),
     "commands in the version": (
         lambda: _manifest(schema=SCHEMA + 1, created_by={"autosched": "\x1b[2J"}),
         IncompatibleArtifact,
-        "install autosched a newer",
+        r"written by a newer autosched, this is autosched [\d.]+; install that one$",
     ),
     "schema 2 that calls itself 1": (lambda: _manifest(schema=1), ArtifactCorrupt, "unknown field|required"),
     "schema 1 that calls itself 2": (lambda: _manifest(OLD, schema=2), ArtifactCorrupt, "unknown field|required"),

@@ -205,6 +205,9 @@ def test_lowerings_by_name_by_device_and_by_the_older_option(monkeypatch: pytest
     assert considered("inductor", rewrite=True, kind="cpu") == Considered((Lowering.INDUCTOR,), (), chosen=False)
     with pytest.raises(UsageError, match="expected one of aten, rewritten, fused, inductor, max_autotune, max_autotune_combo, auto"):
         considered("coarse", rewrite=True, kind="cpu")
+    assert considered("aten", rewrite=False, kind="cpu") == Considered((Lowering.ATEN,), (), chosen=False)
+    with pytest.raises(UsageError, match="lowering aten, and --lowering for fused"):
+        considered("fused", rewrite=False, kind="cpu")
     assert lowering_named("aten") is Lowering.ATEN
     monkeypatch.setattr(granularity, "missing_compiler", lambda kind: "Triton is not installed")
     choice = considered(None, rewrite=True, kind="cuda")

@@ -186,13 +186,15 @@ def _read_manifest(data: bytes, files: dict[str, bytes], label: str) -> tuple[Ma
         raise corrupt(label, f"its format is {header.format[:40]!r}; expected {FORMAT!r}")
     if header.schema > SCHEMA:
         writer = header.created_by.get("autosched")
-        version = writer if isinstance(writer, str) and _VERSION.fullmatch(writer) else "a newer version"
+        known = isinstance(writer, str) and _VERSION.fullmatch(writer)
+        by, able = (f"autosched {writer}", f"autosched {writer} or newer") if known else ("a newer autosched", "that one")
         raise IncompatibleArtifact(
             label,
             [
-                f"schema: {header.schema} there, at most {SCHEMA} here: it was written by autosched {version}, this is "
-                f"autosched {autosched.__version__}; install autosched {version} or newer"
+                f"schema: {header.schema} there, at most {SCHEMA} here: it was written by {by}, this is autosched {autosched.__version__}; "
+                f"install {able}"
             ],
+            what_to_do="",
         )
     if header.schema < 1:
         raise corrupt(label, f"its schema is {header.schema}; expected 1 to {SCHEMA}")

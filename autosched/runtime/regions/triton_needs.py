@@ -6,10 +6,12 @@ import os
 import shutil
 import sysconfig
 
+from autosched.config import c_compiler
+
 
 def lacking_for_triton() -> str:
     """What of it is not here, as Triton looks for that itself; empty if nothing is."""
-    named = os.environ.get("CC")
+    named = c_compiler()
     if not (shutil.which(named) if named else shutil.which("gcc") or shutil.which("clang")):
         return f"there is no C compiler {named} (CC)" if named else "there is no C compiler: install gcc or clang, or name one in CC"
     # Debian's scheme may name a folder for headers that pip installs; Triton looks where Python's own are.

@@ -197,3 +197,5 @@ def test_bindings_that_cannot_be_used_are_not_ok(why: str, detail: str, monkeypa
     with gpus_called("Test GPU"):
         said = next(item for item in doctor.examine() if item.what == "cuda-bindings")
     assert (said.state, said.detail) == (doctor.State.MISSING if why else doctor.State.OK, detail)
+    # With the name of autosched, pip would upgrade that alone.
+    assert ("pip install -U cuda-bindings" in said.advice) is bool(why)
