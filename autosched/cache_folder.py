@@ -66,7 +66,7 @@ ABOUT = {
     Kind.COST_MODELS: "trained on this machine",
     Kind.REGIONS: "compiled code of fused regions",
     Kind.INDUCTOR: "code that Inductor wrote for whole models",
-    Kind.NATIVE: "C++ of autosched's own, compiled here: lanes without the interpreter, and convolutions",
+    Kind.NATIVE: "C++ of autosched's own, compiled here: lanes without the interpreter, convolutions and products",
     Kind.STUDIES: "Optuna's, for its dashboard",
 }
 

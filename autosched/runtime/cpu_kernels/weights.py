@@ -48,7 +48,7 @@ def in_blocks(factors: torch.Tensor, lanes: int) -> torch.Tensor:
     Args:
         lanes: numbers in a vector, of which the features fill whole ones.
     """
-    products, _, features = factors.shape
+    products, channels, features = factors.shape
     edge = features // (2 * lanes) * (2 * lanes)
-    blocks = factors[:, :, :edge].unflatten(2, (-1, 2 * lanes)).transpose(1, 2)
+    blocks = factors[:, :, :edge].reshape(products, channels, -1, 2 * lanes).transpose(1, 2)
     return torch.cat([blocks.reshape(products, -1), factors[:, :, edge:].reshape(products, -1)], dim=1).reshape(-1)

@@ -271,7 +271,7 @@ def test_products_that_pytorch_gives_to_cublas_may_go_to_cublaslt(
     offered = offered_variants(program, "cuda")
     assert [operator.name for operator, row in zip(graph.operators, offered, strict=True) if row != (Variant.CALLS,)] == products
     assert {row for row in offered if row != (Variant.CALLS,)} <= {(Variant.CALLS, Variant.CUBLASLT)}
-    assert set(offered_variants(program, "cpu")) == {(Variant.CALLS,)}
+    assert not any(Variant.CUBLASLT in row for row in offered_variants(program, "cpu"))
     asked: list[str] = []
     monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", lambda library="": asked.append(library) or "default")
     bound = bound_of(found, captured.program, captured.constants, torch.device("cpu"))
