@@ -41,6 +41,8 @@ def a_device(kind: str, software: SoftwareKey = NATIVE) -> Any:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    # Which the tests may be run with.
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
 
 
 @pytest.mark.parametrize("native", [True, False])

@@ -28,6 +28,7 @@ from autosched.export.bundle import write_bundle
 from autosched.pipeline import benching
 from autosched.pipeline.benching import BenchResult, BenchShapes
 from autosched.pipeline.memory import forget_measurements, open_journal
+from autosched.pipeline.scope import software_of
 from autosched.pipeline.shapes import TunedShapes
 from autosched.progress import LiveProgress
 from autosched.runtime.bundle.format import Bundle, read_bundles
@@ -139,7 +140,7 @@ def test_the_shapes_before_one_that_cannot_be_tuned_are_not_lost(there: bool, tm
 def test_what_is_measured_anew_for_one_shape_is_not_forgotten_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
     device: Any = SimpleNamespace(key=cpu_device_key(), software=software_key())
-    scope = Scope(device.key, device.software)
+    scope = Scope(device.key, software_of(device))
     bundles = iter(shapes_of(TwoBranches().eval(), 1, 4))
     known: list[int] = []
 
