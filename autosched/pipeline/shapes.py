@@ -74,7 +74,7 @@ def tune_shapes(
     model: torch.nn.Module,
     examples: Sequence[Sequence[Any]],
     example_kwargs: Sequence[Mapping[str, Any] | None] | None = None,
-    device: str | torch.device = "auto",
+    device: str | torch.device = "cuda",
     effort: str = "balanced",
     budget_s: float | None = None,
     seed: int = 0,
