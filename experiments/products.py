@@ -20,7 +20,7 @@ import torch
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from experiments.serve.common import keep, parser_of
+from experiments.serve.common import keep_shapes, parser_of
 from experiments.serve.overhead import interleaved
 
 # Rows, inputs and outputs.
@@ -74,14 +74,7 @@ def measure(rows: int, inputs: int, outputs: int, threads: int, rounds: int) -> 
 
 def main() -> None:
     asked = parser_of(__doc__, models=False).parse_args()
-    from autosched.runtime.host_key import usable_cores
-
-    torch.manual_seed(0)
-    rows: list[dict[str, Any]] = []
-    for shape in SHAPES[2:3] if asked.smoke else SHAPES:
-        rows += [measure(*shape, threads, 2 if asked.smoke else _ROUNDS) for threads in sorted({1, usable_cores()})]
-        print(f"{shape} done", flush=True)
-    keep(asked, "products.json", {"rounds": _ROUNDS, "rows": rows})
+    keep_shapes(asked, "products.json", SHAPES, measure, rounds=_ROUNDS, smoke=2)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from autosched.core.errors import UnsupportedGraph
-from autosched.core.program import Argument, Many, NonFinite, Ref, TorchLiteral
-
-_LEAST, _MOST = -(2**63), 2**63 - 1
+from autosched.core.program import Argument, Many, NonFinite, Ref, TorchLiteral, fits_64_bits
 
 
 def to_argument(item: object, renumber: Mapping[int, int]) -> Argument:
@@ -19,7 +17,7 @@ def to_argument(item: object, renumber: Mapping[int, int]) -> Argument:
     Raises:
         UnsupportedGraph: if the argument has no plain form (a symbolic size, a complex number, an integer beyond 64 bits, a generator).
     """
-    if item is None or isinstance(item, bool | str) or (isinstance(item, int) and _LEAST <= item <= _MOST):
+    if item is None or isinstance(item, bool | str) or (isinstance(item, int) and fits_64_bits(item)):
         return item
     if isinstance(item, Ref):
         return Ref(renumber[item.value])

@@ -72,6 +72,11 @@ class Call:
             yield from refs_in(argument)
 
 
+def fits_64_bits(number: int) -> bool:
+    """Whether a program may hold ``number``: operators take no others."""
+    return -(2**63) <= number < 2**63
+
+
 def refs_in(argument: Argument) -> Iterator[int]:
     """Value index of every tensor in an argument, in order."""
     if isinstance(argument, Ref):

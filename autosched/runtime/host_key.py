@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import sys
@@ -10,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 import autosched
@@ -60,6 +62,14 @@ def cpu_device_key() -> DeviceKey:
     """
     # Which cores are usable may change as long as the process lives: a server's processes are pinned after they were forked.
     return _key_with_cores(usable_cores())
+
+
+@lru_cache(maxsize=1)
+def processor_digest() -> str:
+    """Of what is known of the processor, however many of its cores this process may use: what is compiled for it depends on that."""
+    key = cpu_device_key()
+    known = key.name, [item for item in key.details if item[0] != "cores"]
+    return hashlib.sha256(msgspec.json.encode(known)).hexdigest()
 
 
 @lru_cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from experiments.calls import write_json  # noqa: E402
 from experiments.devices import results_of  # noqa: E402
 from experiments.suite import environment  # noqa: E402
 
-__all__ = ["bundle_bytes", "bundle_of", "interval", "keep", "parser_of", "percentile", "record", "results_of", "tower"]
+__all__ = ["bundle_bytes", "bundle_of", "interval", "keep", "keep_shapes", "parser_of", "percentile", "record", "results_of", "tower"]
 
 
 class Tower(torch.nn.Module):
@@ -133,6 +133,30 @@ def keep(asked: argparse.Namespace, name: str, body: dict[str, Any]) -> None:
     """:func:`record` where it was asked for, or among this CPU's results; of a run that only shows that it runs, nothing unless asked."""
     if asked.out is not None or not asked.smoke:
         record(asked.out or results_of("cpu") / name, body)
+
+
+def keep_shapes(
+    asked: argparse.Namespace,
+    name: str,
+    shapes: Sequence[tuple[int, ...]],
+    measure: Callable[..., dict[str, Any]],
+    *,
+    rounds: int,
+    smoke: int,
+) -> None:
+    """:func:`keep` what ``measure(*shape, threads, rounds)`` says of each shape on one thread and on all; with ``--smoke``, of one shape.
+
+    Args:
+        smoke: the place of that shape.
+    """
+    from autosched.runtime.host_key import usable_cores
+
+    torch.manual_seed(0)
+    rows: list[dict[str, Any]] = []
+    for shape in [shapes[smoke]] if asked.smoke else shapes:
+        rows += [measure(*shape, threads, 2 if asked.smoke else rounds) for threads in sorted({1, usable_cores()})]
+        print(f"{shape} done", flush=True)
+    keep(asked, name, {"rounds": rounds, "rows": rows})
 
 
 def record(path: Path, body: dict[str, Any]) -> None:

@@ -14,14 +14,13 @@ from collections.abc import Iterable, Sequence
 from autosched.core.errors import InvalidGraph
 from autosched.core.graph import ITEM_BYTES, OpGraph, TensorSpec, ValueRole
 from autosched.core.opened import OPENED, read_context
-from autosched.core.program import Argument, Call, ConstantSource, Many, Program, Ref
+from autosched.core.program import Argument, Call, ConstantSource, Many, Program, Ref, fits_64_bits
 
 _MAX_VALUES = 2_000_000
 _MAX_OPERATORS = 50_000
 _MAX_ITEMS = 4_000_000  # references and literals of all calls together
 _MAX_ELEMENTS = 2**40  # of one tensor
 _MAX_INPUT_BYTES = 2**33  # of all inputs together: load makes random ones
-_MAX_INTEGER = 2**63 - 1
 _MAX_NAME = 4096
 _MAX_TREE_DEPTH = 64
 # A defaultdict's factory is found by importing the module that the text names; these need no import.
@@ -94,7 +93,7 @@ def _check_indices(indices: Iterable[int], count: int, what: str) -> None:
 
 def _check_range(numbers: Iterable[int], what: str) -> None:
     for number in numbers:
-        if not -_MAX_INTEGER - 1 <= number <= _MAX_INTEGER:
+        if not fits_64_bits(number):
             raise InvalidGraph(f"{what} holds an integer that does not fit 64 bits")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
 import platform
 import sys
@@ -12,10 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import msgspec
-
 from autosched.core.forks import RenewedLock
-from autosched.runtime.host_key import cpu_device_key
+from autosched.runtime.host_key import processor_digest
 from autosched.runtime.native.compiler import Recipe, no_compiler
 
 _log = logging.getLogger(__name__)
@@ -125,5 +122,4 @@ def _entry(loaded: ctypes.CDLL, kernel: str, bias: bool, residual: bool) -> Entr
 @lru_cache(maxsize=1)
 def kernels_recipe() -> Recipe:
     """How the library is made for this processor."""
-    processor = hashlib.sha256(msgspec.json.encode(cpu_device_key(), order="sorted")).hexdigest()
-    return Recipe("kernels", _SOURCE, _COMPILE, ("-shared",), depends=(processor,))
+    return Recipe("kernels", _SOURCE, _COMPILE, ("-shared",), depends=(processor_digest(),))

@@ -120,7 +120,8 @@ def read_linear(call: Call, graph: OpGraph, windows: Mapping[int, Window] | None
     made = graph.values[call.outputs[0]].spec
     if shape[-1] != channels or made.shape[-1:] != (features,) or made.elements != rows * features or not _dense(made):
         return None
-    if bias is not None and not _one_behind_the_other(graph, bias.value, features):
+    added = graph.values[bias.value].spec if bias is not None and bias.value >= 0 else None
+    if bias is not None and (added is None or added.shape != (features,) or not _dense(added)):
         return None
     if not _worthwhile(rows, channels, features):
         return None
@@ -151,11 +152,6 @@ def _sizes(graph: OpGraph, weight: int, *, turned: bool) -> tuple[int, int] | No
         return None
     one, other = value.spec.shape
     return (one, other) if turned else (other, one)
-
-
-def _one_behind_the_other(graph: OpGraph, bias: int, count: int) -> bool:
-    spec = graph.values[bias].spec if bias >= 0 else None
-    return spec is not None and (spec.shape, spec.strides, spec.dtype) == ((count,), (1,), "float32")
 
 
 def _worthwhile(rows: int, channels: int, features: int) -> bool:

@@ -18,18 +18,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-import msgspec
-
 from autosched.core.forks import RenewedLock
-from autosched.runtime.host_key import cpu_device_key
+from autosched.runtime.host_key import processor_digest
 from autosched.runtime.inductor.cache_files import cache_files_checked
 from autosched.runtime.inductor.cpp_source import divides_integers, revised
 from autosched.runtime.inductor.unfinished import failures_forgotten
@@ -75,7 +71,7 @@ def kernels_release_gil() -> Iterator[bool]:
         build = cache.load_pybinding_async
 
         def load(cls: Any, argtypes: Any, main_code: str, *args: Any, **kwargs: Any) -> Any:
-            main_code = f"// for {_processor()}\n{revised(main_code)}"
+            main_code = f"// for {processor_digest()[:16]}\n{revised(main_code)}"
             if divides_integers(main_code):
                 return build(argtypes, main_code, *args, **kwargs)
             cache.call_entry_function = _RELEASES_LOCK
@@ -92,14 +88,6 @@ def kernels_release_gil() -> Iterator[bool]:
                 cache.load_pybinding_async = original
             else:
                 del cache.load_pybinding_async
-
-
-@lru_cache(maxsize=1)
-def _processor() -> str:
-    """Digest of what is known of the processor, however many of its cores this process may use."""
-    key = cpu_device_key()
-    known = key.name, [item for item in key.details if item[0] != "cores"]
-    return hashlib.sha256(msgspec.json.encode(known)).hexdigest()[:16]
 
 
 def _binding_cache() -> Any:

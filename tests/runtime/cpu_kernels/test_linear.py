@@ -18,39 +18,28 @@ from autosched.core.graph import ValueRole
 from autosched.core.program import Call, Ref
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
-from autosched.export.bundle import make_bundle, write_bundle
 from autosched.pipeline.inductor_capture import capture_inductor
 from autosched.runtime.bundle.format import read_bundles
 from autosched.runtime.cpu_kernels import steps
 from autosched.runtime.cpu_kernels.library import Library, kernel_library
 from autosched.runtime.cpu_kernels.linear import Linear, read_linear
 from autosched.runtime.cpu_kernels.weights import in_blocks
-from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key
+from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.instructions import RunKernel, Window, instructions_of
-from autosched.runtime.kernels import BoundProgram, bind
+from autosched.runtime.kernels import bind
 from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.plan import make_plan
-from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.regions.pieces import offered_variants
 from autosched.runtime.verdict import Compatibility, check_bundle
-from autosched.runtime.widths import WidePrograms
-from tests.conformance.bundles import evidence_for
 from tests.conformance.interpreter import interpret
+from tests.conformance.own_kernels import bound_with, error_of, library_of, save_with
 
-CPU = torch.device("cpu")
 OWN = Variant.OWN_PRODUCT
 Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 pytestmark = pytest.mark.usefixtures("kernel")
-
-
-@pytest.fixture
-def kernel(native: None) -> None:
-    """The kernel, compiled once for all tests; ``native`` says where it is kept."""
-    if isinstance(made := kernel_library(), str):
-        pytest.skip(f"no kernel: {made}")
 
 
 class Net(nn.Module):
@@ -71,27 +60,6 @@ class Net(nn.Module):
 def captured(body: Body, *size: int, lowering: Lowering = Lowering.REWRITTEN) -> tuple[nn.Module, torch.Tensor, Captured]:
     model, x = Net(body).eval(), torch.randn(*(size or (2, 13, 48)), generator=torch.Generator().manual_seed(1))
     return model, x, capture(model, (x,), lowering=lowering)
-
-
-def library_of(found: Captured) -> RegionLibrary:
-    return RegionLibrary(found.program, CPU, "scope")
-
-
-def bound_with_own(found: Captured, width: int = 1) -> tuple[BoundProgram, list[int]]:
-    """The program with every product that can be by the kernel, and which operators those are."""
-    graph = found.program.graph
-    offered = [index for index, row in enumerate(offered_variants(found.program, "cpu")) if OWN in row]
-    chosen = tuple(int(OWN) if index in offered else 0 for index in range(len(graph)))
-    plan = make_plan(graph, dataclasses.replace(sequential(graph, width=width), variant=chosen))
-    return WidePrograms(found.program, found.constants, regions=library_of(found)).for_plan(plan), offered
-
-
-def error_of(got: torch.Tensor, model: nn.Module, x: torch.Tensor) -> float:
-    """Largest error against float64, over the largest number there is."""
-    with torch.no_grad():
-        wanted = model.double()(x.double())
-    model.float()
-    return float((got - wanted).abs().max() / wanted.abs().max())
 
 
 COMPUTED: dict[str, Body] = {
@@ -118,7 +86,7 @@ def test_it_computes_what_the_model_does(name: str, lowering: Lowering) -> None:
         found = made
     elif lowering is Lowering.FUSED:
         found = capture(model, (x,), lowering=lowering)
-    bound, offered = bound_with_own(found)
+    bound, offered = bound_with(found, OWN)
     assert offered
     for index in offered:
         items = instructions_of(bound.kernels[index]) or ()
@@ -135,7 +103,7 @@ def test_no_bit_depends_on_the_number_of_threads(rows: int) -> None:
     """Whether features alone are divided among them, or rows as well."""
     for name in ("many inputs", "relu"):
         model, x, found = captured(COMPUTED[name], rows, 48)
-        outputs = [bound_with_own(found, width)[0].run([x])[0] for width in (1, 2, 3, 8)]
+        outputs = [bound_with(found, OWN, width)[0].run([x])[0] for width in (1, 2, 3, 8)]
         assert all(torch.equal(outputs[0], other) for other in outputs[1:])
         assert error_of(outputs[0], model, x) < 2e-6
 
@@ -143,7 +111,7 @@ def test_no_bit_depends_on_the_number_of_threads(rows: int) -> None:
 @pytest.mark.parametrize("name", ["relu", "gelu", "residual"])
 def test_instructions_do_what_the_kernel_does(name: str) -> None:
     _, x, found = captured(COMPUTED[name])
-    bound, _ = bound_with_own(found)
+    bound, _ = bound_with(found, OWN)
     slots = {slot: tensor for slot, tensor in enumerate(bound.new_slots([x])) if tensor is not None}
     with torch.inference_mode():
         for made in bound.kernels:
@@ -155,7 +123,7 @@ def test_lanes_without_the_interpreter_run_it() -> None:
     model, x, _ = captured(COMPUTED["many inputs"])
     found = capture_inductor(model, (x,))
     assert isinstance(found, Captured)
-    bound, _ = bound_with_own(found)
+    bound, _ = bound_with(found, OWN)
     graph = found.program.graph
     executor = LaneExecutor(bound, make_plan(graph, sequential(graph)), LanePool())
     assert executor.engine.value == "native"
@@ -281,7 +249,7 @@ def test_weights_that_nobody_reads_any_more_are_not_kept() -> None:
     assert isinstance(made, Captured)
     for each in (found, made):
         plain = bind(each.program, each.constants, "cpu")
-        bound, offered = bound_with_own(each)
+        bound, offered = bound_with(each, OWN)
         graph = each.program.graph
         read = [graph.values[value] for index in offered for value in graph.operators[index].reads]
         gone = {value.index for value in read if len(value.spec.shape) == 2 and value.role is ValueRole.CONSTANT}
@@ -292,14 +260,14 @@ def test_weights_that_nobody_reads_any_more_are_not_kept() -> None:
 
 def test_weights_that_another_operator_reads_are_kept() -> None:
     model, x, found = captured(lambda m, x: m.a(x) * m.a.weight.sum())
-    bound, offered = bound_with_own(found)
+    bound, offered = bound_with(found, OWN)
     assert offered
     assert torch.allclose(bound.run([x])[0], model(x), atol=1e-4)
 
 
 def test_one_weight_both_ways_round() -> None:
     model, x, found = captured(lambda m, x: torch.tanh(x @ m.a.weight) @ m.a.weight.t())
-    bound, offered = bound_with_own(found)
+    bound, offered = bound_with(found, OWN)
     assert len(offered) == 2
     assert error_of(bound.run([x])[0], model, x) < 2e-6
 
@@ -317,7 +285,7 @@ def test_weights_in_blocks() -> None:
 
 def test_numbers_that_are_not_finite_stay_what_they_are() -> None:
     model, x, found = captured(COMPUTED["relu"])
-    bound, _ = bound_with_own(found)
+    bound, _ = bound_with(found, OWN)
     broken = x.clone()
     broken[0, 1, 3], broken[1, 2, 5] = float("nan"), float("inf")
     [got] = bound.run([broken])
@@ -329,7 +297,7 @@ def test_numbers_that_are_not_finite_stay_what_they_are() -> None:
 
 def test_tensors_of_another_form_are_refused_when_they_come() -> None:
     _, x, found = captured(COMPUTED["linear"])
-    bound, [index] = bound_with_own(found)
+    bound, [index] = bound_with(found, OWN)
     for wrong in (x[:1], x.transpose(0, 1), x.double(), x[..., :40]):
         with pytest.raises(RuntimeError, match=r"value \d+ is .* expected"):
             bound.kernels[index](bound.new_slots([wrong]))
@@ -364,13 +332,8 @@ def test_it_is_offered_in_every_lowering_but_aten_and_not_where_it_is_switched_o
 
 def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, found = captured(COMPUTED["many inputs"])
-    graph, device = found.program.graph, cpu_device_key()
-    chosen = tuple(int(OWN) if OWN in row else 0 for row in offered_variants(found.program, "cpu"))
-    assert any(chosen)
-    schedule = dataclasses.replace(sequential(graph), variant=chosen)
-    evidence = evidence_for(len(graph), device, graph.hash)
     path = tmp_path / "net.autosched"
-    write_bundle(path, make_bundle(found.program, schedule, evidence, {}, device, software_key(), numerics=numerics_key("cpu")))
+    count = save_with(path, found, OWN)
     fast = autosched.load(path, model, strict=True)
     with torch.no_grad():
         first = fast(x)
@@ -383,9 +346,7 @@ def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(tmp_path: 
     monkeypatch.setenv("AUTOSCHED_PRODUCTS", "0")
     without = check_bundle(bundle, cpu_device_key(), software_key(), model)
     assert without.compatibility is Compatibility.DEGRADED
-    said = (
-        f"products: {sum(map(bool, chosen))} by kernels of our own there, by those of libraries here (switched off by AUTOSCHED_PRODUCTS=0)"
-    )
+    said = f"products: {count} by kernels of our own there, by those of libraries here (switched off by AUTOSCHED_PRODUCTS=0)"
     assert said in without.lines
     with torch.no_grad():
         assert torch.allclose(autosched.load(path, model)(x), model(x), atol=1e-5)

@@ -18,7 +18,6 @@ from autosched.core.graph import OpGraph, Value, ValueRole
 from autosched.core.program import Call, Ref
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
-from autosched.export.bundle import make_bundle, write_bundle
 from autosched.pipeline.inductor_capture import capture_inductor
 from autosched.runtime.bundle.format import read_bundles
 from autosched.runtime.cpu_kernels import library as libraries
@@ -26,32 +25,23 @@ from autosched.runtime.cpu_kernels import steps
 from autosched.runtime.cpu_kernels.convolution import read_convolution
 from autosched.runtime.cpu_kernels.library import Library, kernel_library
 from autosched.runtime.cpu_kernels.weights import transformed
-from autosched.runtime.host_key import compiler_key, cpu_device_key, numerics_key, software_key
+from autosched.runtime.host_key import compiler_key, cpu_device_key, software_key
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.instructions import CallOperator, RunKernel, carrying, fixed_tensors, instructions_of
-from autosched.runtime.kernels import BoundProgram, bind
+from autosched.runtime.kernels import bind
 from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.plan import make_plan
-from autosched.runtime.regions.library import RegionLibrary, region_library
+from autosched.runtime.regions.library import region_library
 from autosched.runtime.regions.pieces import offered_variants
 from autosched.runtime.verdict import Compatibility, check_bundle
-from autosched.runtime.widths import WidePrograms
-from tests.conformance.bundles import evidence_for
 from tests.conformance.interpreter import interpret
+from tests.conformance.own_kernels import CPU, bound_with, error_of, library_of, save_with
 
-CPU = torch.device("cpu")
 BOTH = (Variant.WINOGRAD_2, Variant.WINOGRAD_4)
 Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 pytestmark = pytest.mark.usefixtures("kernel")
-
-
-@pytest.fixture
-def kernel(native: None) -> None:
-    """The kernel, compiled once for all tests; ``native`` says where it is kept."""
-    if isinstance(made := kernel_library(), str):
-        pytest.skip(f"no kernel: {made}")
 
 
 class Net(nn.Module):
@@ -75,27 +65,6 @@ class Net(nn.Module):
 def captured(body: Body, *size: int, lowering: Lowering = Lowering.REWRITTEN) -> tuple[nn.Module, torch.Tensor, Captured]:
     model, x = Net(body).eval(), torch.randn(*(size or (1, 3, 9, 11)), generator=torch.Generator().manual_seed(1))
     return model, x, capture(model, (x,), lowering=lowering)
-
-
-def library_of(found: Captured) -> RegionLibrary:
-    return RegionLibrary(found.program, CPU, "scope")
-
-
-def bound_with(found: Captured, variant: int, width: int = 1) -> tuple[BoundProgram, list[int]]:
-    """The program with every operator in ``variant`` that has it, and which those are."""
-    graph = found.program.graph
-    offered = [index for index, row in enumerate(offered_variants(found.program, "cpu")) if variant in row]
-    chosen = tuple(int(variant) if index in offered else 0 for index in range(len(graph)))
-    plan = make_plan(graph, dataclasses.replace(sequential(graph, width=width), variant=chosen))
-    return WidePrograms(found.program, found.constants, regions=library_of(found)).for_plan(plan), offered
-
-
-def error_of(got: torch.Tensor, model: nn.Module, x: torch.Tensor) -> float:
-    """Largest error against float64, over the largest number there is."""
-    with torch.no_grad():
-        wanted = model.double()(x.double())
-    model.float()
-    return float((got - wanted).abs().max() / wanted.abs().max())
 
 
 COMPUTED: dict[str, Body] = {
@@ -324,7 +293,7 @@ def test_shapes_of_one_model_share_their_weights_which_are_counted(tmp_path: Pat
     model, x, found = captured(COMPUTED["plain"])
     held = [fixed_tensors(bound_with(found, Variant.WINOGRAD_4, width)[0].kernels)[0] for width in (1, 2)]
     assert held[0].data_ptr() == held[1].data_ptr()
-    _saved(tmp_path / "net.autosched", model, x, Variant.WINOGRAD_4)
+    save_with(tmp_path / "net.autosched", capture(model, (x,)), Variant.WINOGRAD_4)
     report = autosched.load(tmp_path / "net.autosched", model, strict=True).report()
     assert report.workspace_bytes >= held[0].nbytes
 
@@ -418,22 +387,10 @@ def test_weights_are_those_of_the_minimal_filter(outputs: int) -> None:
     assert not blocks[:, 1, 0, lanes + 1 :].any()  # features that are missing
 
 
-def _saved(path: Path, model: nn.Module, x: torch.Tensor, variant: Variant) -> None:
-    """A schedule file of ``model`` in which every convolution that can be is in ``variant``."""
-    found = capture(model, (x,))
-    graph, device = found.program.graph, cpu_device_key()
-    chosen = tuple(int(variant) if variant in row else 0 for row in offered_variants(found.program, "cpu"))
-    assert any(chosen)
-    schedule = dataclasses.replace(sequential(graph), variant=chosen)
-    evidence = evidence_for(len(graph), device, graph.hash)
-    bundle = make_bundle(found.program, schedule, evidence, {}, device, software_key(), numerics=numerics_key("cpu"))
-    write_bundle(path, bundle)
-
-
 @pytest.mark.parametrize("variant", BOTH)
 def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(variant: Variant, tmp_path: Path) -> None:
     model, x, _ = captured(COMPUTED["one after the other"])
-    _saved(tmp_path / "net.autosched", model, x, variant)
+    save_with(tmp_path / "net.autosched", capture(model, (x,)), variant)
     fast = autosched.load(tmp_path / "net.autosched", model, strict=True)
     with torch.no_grad():
         first = fast(x)
@@ -449,7 +406,7 @@ def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(variant: V
 
 def test_a_file_that_uses_it_is_degraded_where_it_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, _ = captured(COMPUTED["plain"])
-    _saved(tmp_path / "net.autosched", model, x, Variant.WINOGRAD_2)
+    save_with(tmp_path / "net.autosched", capture(model, (x,)), Variant.WINOGRAD_2)
     [bundle] = read_bundles(tmp_path / "net.autosched")
     assert not any("convolutions" in line for line in check_bundle(bundle, cpu_device_key(), software_key(), model).lines)
     monkeypatch.setenv("AUTOSCHED_WINOGRAD", "0")
@@ -463,7 +420,7 @@ def test_a_file_that_uses_it_is_degraded_where_it_cannot_be_had(tmp_path: Path, 
 
 def test_a_file_that_uses_it_is_degraded_where_the_compiler_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, _ = captured(COMPUTED["plain"])
-    _saved(tmp_path / "net.autosched", model, x, Variant.WINOGRAD_2)
+    save_with(tmp_path / "net.autosched", capture(model, (x,)), Variant.WINOGRAD_2)
     monkeypatch.setattr(libraries, "_state", libraries._State())
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "empty"))
     monkeypatch.setenv("CXX", "/bin/false")

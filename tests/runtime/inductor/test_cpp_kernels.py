@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
+from autosched.runtime import host_key
 from autosched.runtime.host_key import cpu_device_key
-from autosched.runtime.inductor import cpp_kernels
 from autosched.runtime.inductor.cpp_kernels import kernels_release_gil
 
 # Says that it runs in its second number, waits until its third is set or its milliseconds are over, and says in its first which it was.
@@ -83,11 +83,11 @@ def test_what_is_built_for_one_processor_is_not_taken_for_another(monkeypatch: p
     here = cpu_device_key()
     fewer = dataclasses.replace(here, details=tuple((name, "1" if name == "cores" else value) for name, value in here.details))
     for processor in (here, fewer, dataclasses.replace(here, name="another")):
-        cpp_kernels._processor.cache_clear()
-        monkeypatch.setattr(cpp_kernels, "cpu_device_key", lambda processor=processor: processor)
+        host_key.processor_digest.cache_clear()
+        monkeypatch.setattr(host_key, "cpu_device_key", lambda processor=processor: processor)
         with kernels_release_gil():
             cache.load_pybinding_async([], _WAITS)
-    cpp_kernels._processor.cache_clear()
+    host_key.processor_digest.cache_clear()
     assert texts[0] == texts[1] != texts[2]
     assert all(_WAITS in text for text in texts)
 

@@ -1,0 +1,62 @@
+"""Programs whose operators are in variants of our own, as tests of those kernels bind, save and judge them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from autosched.capture.export import Captured
+from autosched.core.schedule import Schedule, sequential
+from autosched.export.bundle import make_bundle, write_bundle
+from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key
+from autosched.runtime.kernels import BoundProgram
+from autosched.runtime.plan import make_plan
+from autosched.runtime.regions.library import RegionLibrary
+from autosched.runtime.regions.pieces import offered_variants
+from autosched.runtime.widths import WidePrograms
+from tests.conformance.bundles import evidence_for
+
+CPU = torch.device("cpu")
+
+
+def library_of(found: Captured) -> RegionLibrary:
+    return RegionLibrary(found.program, CPU, "scope")
+
+
+def having(found: Captured, variant: int) -> list[int]:
+    """The operators that have ``variant``."""
+    return [index for index, row in enumerate(offered_variants(found.program, "cpu")) if variant in row]
+
+
+def schedule_with(found: Captured, variant: int, width: int = 1) -> Schedule:
+    """All operators one after the other, in ``variant`` those that have it."""
+    graph, offered = found.program.graph, having(found, variant)
+    chosen = tuple(int(variant) if index in offered else 0 for index in range(len(graph)))
+    return dataclasses.replace(sequential(graph, width=width), variant=chosen)
+
+
+def bound_with(found: Captured, variant: int, width: int = 1) -> tuple[BoundProgram, list[int]]:
+    """The program with every operator in ``variant`` that has it, and which those are."""
+    plan = make_plan(found.program.graph, schedule_with(found, variant, width))
+    return WidePrograms(found.program, found.constants, regions=library_of(found)).for_plan(plan), having(found, variant)
+
+
+def save_with(path: Path, found: Captured, variant: int) -> int:
+    """Write a schedule file in which every operator that can be is in ``variant``, and say how many those are: one or more."""
+    graph, device = found.program.graph, cpu_device_key()
+    schedule = schedule_with(found, variant)
+    assert any(schedule.variant)
+    evidence = evidence_for(len(graph), device, graph.hash)
+    write_bundle(path, make_bundle(found.program, schedule, evidence, {}, device, software_key(), numerics=numerics_key("cpu")))
+    return sum(map(bool, schedule.variant))
+
+
+def error_of(got: torch.Tensor, model: nn.Module, x: torch.Tensor) -> float:
+    """Largest error against float64, over the largest number there is."""
+    with torch.no_grad():
+        wanted = model.double()(x.double())
+    model.float()
+    return float((got - wanted).abs().max() / wanted.abs().max())
