@@ -190,6 +190,15 @@ def own_products_wanted() -> bool:
     return _switched_on("AUTOSCHED_PRODUCTS", "products that are those of libraries alone")
 
 
+def own_convolutions_wanted() -> bool:
+    """Whether convolutions on a CPU may be summed by a kernel of our own: not if ``AUTOSCHED_CONVOLUTIONS`` is 0.
+
+    Raises:
+        UsageError: if the variable is neither 0 nor 1.
+    """
+    return _switched_on("AUTOSCHED_CONVOLUTIONS", "convolutions that are oneDNN's or Winograd's alone")
+
+
 def _switched_on(variable: str, otherwise: str) -> bool:
     given = os.environ.get(variable, "1")
     if given not in ("", "0", "1"):

@@ -39,6 +39,7 @@ class Variant(enum.IntEnum):
     WINOGRAD_2 = 7  # its calls, 3x3 convolutions by Winograd's algorithm in tiles of 2x2 results (CPU, float32); since bundle schema 7
     WINOGRAD_4 = 8  # the same in tiles of 4x4
     OWN_PRODUCT = 9  # its calls, products of a few rows by a kernel of our own (CPU, float32); since bundle schema 8
+    OWN_CONVOLUTION = 10  # its calls, convolutions summed as they are by a kernel of our own (CPU, float32); since bundle schema 9
 
 
 def lowering_named(name: str) -> Lowering:

@@ -117,7 +117,12 @@ def _software_differences(there: SoftwareKey, here: SoftwareKey) -> list[str]:
 
 def _missing_kernels(bundle: Bundle) -> list[str]:
     lines: list[str] = []
-    for kind, variants in (("convolutions", (Variant.WINOGRAD_2, Variant.WINOGRAD_4)), ("products", (Variant.OWN_PRODUCT,))):
+    kinds = (
+        ("convolutions by Winograd's algorithm", (Variant.WINOGRAD_2, Variant.WINOGRAD_4)),
+        ("convolutions", (Variant.OWN_CONVOLUTION,)),
+        ("products", (Variant.OWN_PRODUCT,)),
+    )
+    for kind, variants in kinds:
         count = sum(variant in variants for variant in bundle.schedule.variant)
         if count and (why := missing_kernel(variants[0])):
             lines.append(f"{kind}: {count} by kernels of our own there, by those of libraries here ({why})")

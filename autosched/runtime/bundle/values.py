@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = "autosched.bundle"
-SCHEMA = 8
+SCHEMA = 9
 MANIFEST = "manifest.json"
 PROGRAM = "program.json"
 SCHEDULE = "schedule.json"
@@ -55,6 +55,7 @@ _SINCE: dict[int, int] = {
     Variant.WINOGRAD_2: 7,
     Variant.WINOGRAD_4: 7,
     Variant.OWN_PRODUCT: 8,
+    Variant.OWN_CONVOLUTION: 9,
 }
 """The schema whose readers were the first to know a variant."""
 

@@ -1,7 +1,7 @@
 // Kernels of our own for CPUs, compiled for the processor they run on; see library.py.
 
-#include "convolution.h"
-#include "linear.h"
+#include "direct.h"
+#include "winograd.h"
 
 // One for each set of tensors that there may be, since whoever calls a kernel hands over all of its pointers, and none that is null.
 extern "C" {
@@ -28,13 +28,24 @@ __attribute__((visibility("default"))) void autosched_winograd_bias_residual(
   convolve(picture, made, residual, bias, weights, geometry);
 }
 
-__attribute__((visibility("default"))) void autosched_linear(const float* rows, float* made, const float* weights, const int64_t* layer) {
-  multiply_rows(rows, made, nullptr, weights, layer);
+__attribute__((visibility("default"))) void autosched_direct(
+    const float* picture, float* made, const float* weights, const int64_t* geometry) {
+  convolve_directly(picture, made, nullptr, nullptr, weights, geometry);
 }
 
-__attribute__((visibility("default"))) void autosched_linear_bias(
-    const float* rows, float* made, const float* bias, const float* weights, const int64_t* layer) {
-  multiply_rows(rows, made, bias, weights, layer);
+__attribute__((visibility("default"))) void autosched_direct_bias(
+    const float* picture, float* made, const float* bias, const float* weights, const int64_t* geometry) {
+  convolve_directly(picture, made, nullptr, bias, weights, geometry);
+}
+
+__attribute__((visibility("default"))) void autosched_direct_residual(
+    const float* picture, float* made, const float* residual, const float* weights, const int64_t* geometry) {
+  convolve_directly(picture, made, residual, nullptr, weights, geometry);
+}
+
+__attribute__((visibility("default"))) void autosched_direct_bias_residual(
+    const float* picture, float* made, const float* bias, const float* residual, const float* weights, const int64_t* geometry) {
+  convolve_directly(picture, made, residual, bias, weights, geometry);
 }
 
 }

@@ -43,13 +43,13 @@ class Library:
 
     Args:
         lanes: float32 numbers in a vector.
-        winograd, linear: parameters are addresses: what is read, the result, bias, residual, weights, geometry.
+        winograd, direct: parameters are addresses: what is read, the result, bias, residual, weights, geometry.
         loaded: keeps the code where it is.
     """
 
     lanes: int
     winograd: Entries
-    linear: Entries
+    direct: Entries
     loaded: object
 
 
@@ -107,9 +107,11 @@ def _library() -> Library | str:
 def _loaded(path: Path) -> Library:
     loaded = ctypes.CDLL(str(path))
     either = (False, True)
-    winograd = {(bias, residual): _entry(loaded, "winograd", bias, residual) for bias in either for residual in either}
-    linear = {(bias, False): _entry(loaded, "linear", bias, False) for bias in either}
-    return Library(int(loaded.autosched_vector_lanes()), winograd, linear, loaded)
+    winograd, direct = (
+        {(bias, residual): _entry(loaded, kernel, bias, residual) for bias in either for residual in either}
+        for kernel in ("winograd", "direct")
+    )
+    return Library(int(loaded.autosched_vector_lanes()), winograd, direct, loaded)
 
 
 def _entry(loaded: ctypes.CDLL, kernel: str, bias: bool, residual: bool) -> Entry:

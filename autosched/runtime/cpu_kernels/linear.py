@@ -9,8 +9,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from autosched.config import own_products_wanted
 from autosched.core.graph import Operator, OpGraph, TensorSpec, ValueRole
 from autosched.core.program import Call, Ref
@@ -43,7 +41,7 @@ class Linear:
         turned: whether the weight is ``[inputs, outputs]``.
         packed: the slot of what a library reads in place of the weight, or None.
         rows, channels, features: the product is ``[rows, channels] x [channels, features]``.
-        relu: whether it follows.
+        limits: between which results are kept.
     """
 
     source: int
@@ -55,7 +53,7 @@ class Linear:
     rows: int
     channels: int
     features: int
-    relu: bool
+    limits: tuple[float, float]
 
     residual = None
     after = None
@@ -127,7 +125,7 @@ def read_linear(call: Call, graph: OpGraph, windows: Mapping[int, Window] | None
         return None
     return Linear(
         slot, weight.value, None if bias is None else bias.value, call.outputs[0], "columns" in given,
-        None if packed is None else packed.value, rows, channels, features, activation == "relu",
+        None if packed is None else packed.value, rows, channels, features, (0.0 if activation == "relu" else -math.inf, math.inf),
     )  # fmt: skip
 
 
@@ -168,9 +166,3 @@ def _dense(spec: TensorSpec) -> bool:
             return False
         step *= size
     return True
-
-
-def geometry(linear: Linear, width: int) -> torch.Tensor:
-    """Numbers in the order of ``Layer`` in ``linear.h``, int64."""
-    numbers = (width, linear.rows, linear.channels, linear.features, int(linear.relu))
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")

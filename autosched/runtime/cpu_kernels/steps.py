@@ -1,4 +1,4 @@
-"""Kernels of operators that have something computed by code of our own: bias, residual and relu before a result is written, another
+"""Kernels of operators that have something computed by code of our own: bias, residual and limits before a result is written, another
 activation after it.
 """
 
@@ -10,15 +10,17 @@ from typing import Any
 
 import torch
 
-from autosched.config import own_products_wanted, winograd_wanted
+from autosched.config import own_convolutions_wanted, own_products_wanted, winograd_wanted
 from autosched.core.from_outside import let_through
 from autosched.core.graph import Operator, OpGraph
 from autosched.core.program import Call
 from autosched.core.variants import Variant
 from autosched.runtime.calls import Kernel, Slots, compile_call
-from autosched.runtime.cpu_kernels import convolution, linear
+from autosched.runtime.cpu_kernels import direct, winograd
+from autosched.runtime.cpu_kernels.convolution import Convolution
 from autosched.runtime.cpu_kernels.library import Entries, Library, kernel_library, kernels_built, kernels_obstacle
-from autosched.runtime.cpu_kernels.weights import in_blocks, transformed
+from autosched.runtime.cpu_kernels.linear import Linear, may_be_linear, read_linear
+from autosched.runtime.cpu_kernels.weights import in_blocks, summed, transformed
 from autosched.runtime.examples import example_of, same_strides
 from autosched.runtime.inductor.common import Refused, first_line
 from autosched.runtime.instructions import (
@@ -42,7 +44,7 @@ Weights = MutableMapping[tuple[int, int, bool], torch.Tensor]
 """Weights as a kernel multiplies with them: by the value that holds them otherwise, the variant, and whether they are turned."""
 
 
-Computed = convolution.Convolution | linear.Linear
+Computed = Convolution | Linear
 """What a kernel computes in the place of a call."""
 
 
@@ -72,28 +74,37 @@ def _winograd(outputs: int) -> _Way:
     return _Way(
         winograd_wanted,
         "AUTOSCHED_WINOGRAD",
-        lambda call, graph, windows: convolution.read_convolution(call, graph),
+        lambda call, graph, windows: winograd.read_winograd(call, graph),
         lambda item, weight, lanes: transformed(weight, outputs, lanes),
-        lambda item, graph, width: convolution.geometry(item, graph, width, outputs),
+        lambda item, graph, width: winograd.geometry(item, graph, width, outputs),
         lambda library: library.winograd,
         "only 3x3 convolutions of float32 with stride 1, one group and channels last are computed so",
     )
 
 
-def _factors(item: linear.Linear, weight: torch.Tensor, lanes: int) -> torch.Tensor:
+def _factors(item: Linear, weight: torch.Tensor, lanes: int) -> torch.Tensor:
     return in_blocks((weight if item.turned else weight.t()).unsqueeze(0), lanes)
 
 
 WAYS: Mapping[int, _Way] = {
     Variant.WINOGRAD_2: _winograd(2),
     Variant.WINOGRAD_4: _winograd(4),
+    Variant.OWN_CONVOLUTION: _Way(
+        own_convolutions_wanted,
+        "AUTOSCHED_CONVOLUTIONS",
+        lambda call, graph, windows: direct.read_direct(call, graph),
+        lambda item, weight, lanes: summed(weight, lanes, groups=item.groups, turned=item.turned),
+        direct.geometry,
+        lambda library: library.direct,
+        "only convolutions of float32 with constant weights, and one group or a group for each channel, are computed so",
+    ),
     Variant.OWN_PRODUCT: _Way(
         own_products_wanted,
         "AUTOSCHED_PRODUCTS",
-        linear.read_linear,
+        read_linear,
         _factors,
-        lambda item, graph, width: linear.geometry(item, width),
-        lambda library: library.linear,
+        lambda item, graph, width: direct.geometry_of_linear(item, width),
+        lambda library: library.direct,
         "only products of a few rows with constant weights, in float32 and as wide as whole vectors, are computed so",
     ),
 }
@@ -110,8 +121,14 @@ def missing_kernel(variant: int) -> str:
 
 def own_variants(operator: Operator, graph: OpGraph) -> tuple[Variant, ...]:
     """Those that may pay for ``operator`` on a CPU."""
-    winograd = (Variant.WINOGRAD_2, Variant.WINOGRAD_4) if convolution.may_be_winograd(operator, graph) else ()
-    return (*winograd, Variant.OWN_PRODUCT) if linear.may_be_linear(operator, graph) else winograd
+    found: list[Variant] = []
+    if winograd.may_be_winograd(operator, graph):
+        found += [Variant.WINOGRAD_2, Variant.WINOGRAD_4]
+    if direct.may_be_direct(operator, graph):
+        found.append(Variant.OWN_CONVOLUTION)
+    if may_be_linear(operator, graph):
+        found.append(Variant.OWN_PRODUCT)
+    return tuple(found)
 
 
 def own_kernel(operator: Operator, bound: BoundProgram, width: int, variant: int, weights: Weights) -> Kernel | Refused:

@@ -32,23 +32,42 @@ def transformed(weight: torch.Tensor, outputs: int, lanes: int) -> torch.Tensor:
         be of ``lanes``), each ``[channels, features of the block]``. Features that are missing in the last vector are zeros.
     """
     features, channels = weight.shape[:2]
-    padded = -(-features // lanes) * lanes
     rule = torch.tensor(_TRANSFORMS[outputs], dtype=torch.float64, device="cpu")
     # Computed in float64: this is done once, and what is lost here is lost in every call.
     both = torch.kron(rule, rule) @ weight.to(torch.float64).reshape(features * channels, 9).t()
     points = both.to(torch.float32).reshape(-1, features, channels).transpose(1, 2)
-    whole = torch.zeros(points.shape[0], channels, padded, dtype=torch.float32, device="cpu")
-    whole[:, :, :features] = points
-    return in_blocks(whole, lanes)
+    return in_blocks(points, lanes)
+
+
+def summed(weight: torch.Tensor, lanes: int, *, groups: int, turned: bool) -> torch.Tensor:
+    """``weight`` as ``direct.h`` reads it.
+
+    Args:
+        weight: float32 ``[features, channels of a group, rows, columns]``.
+        lanes: numbers in a vector.
+        groups: one, or as many as there are channels.
+        turned: whether the channels of a pixel lie apart from each other.
+
+    Returns:
+        float32, one dimension: of a group for each channel ``[rows, columns, channels]``; else blocks of features, of what is multiplied
+        with one pixel after the other or, turned, with one channel after the other.
+    """
+    if groups > 1:
+        return weight.squeeze(1).permute(1, 2, 0).reshape(-1)
+    order = (1, 2, 3, 0) if turned else (2, 3, 1, 0)
+    return in_blocks(weight.permute(order).reshape(1, -1, weight.shape[0]), lanes)
 
 
 def in_blocks(factors: torch.Tensor, lanes: int) -> torch.Tensor:
     """``factors``, float32 ``[products, channels, features]``, as ``products.h`` reads them: see :func:`transformed`.
 
     Args:
-        lanes: numbers in a vector, of which the features fill whole ones.
+        lanes: numbers in a vector.
     """
     products, channels, features = factors.shape
-    edge = features // (2 * lanes) * (2 * lanes)
-    blocks = factors[:, :, :edge].reshape(products, channels, -1, 2 * lanes).transpose(1, 2)
-    return torch.cat([blocks.reshape(products, -1), factors[:, :, edge:].reshape(products, -1)], dim=1).reshape(-1)
+    padded = -(-features // lanes) * lanes
+    whole = torch.zeros(products, channels, padded, dtype=torch.float32, device="cpu")
+    whole[:, :, :features] = factors
+    edge = padded // (2 * lanes) * (2 * lanes)
+    blocks = whole[:, :, :edge].reshape(products, channels, -1, 2 * lanes).transpose(1, 2)
+    return torch.cat([blocks.reshape(products, -1), whole[:, :, edge:].reshape(products, -1)], dim=1).reshape(-1)

@@ -10,22 +10,21 @@
 
 #include "parallel.h"
 #include "products.h"
+#include "scratch.h"
 #include "transforms.h"
 
 #include <algorithm>
-#include <limits>
-#include <new>
 
 namespace {
 
-// As many numbers as ``convolution.geometry`` writes, in its order. Strides are in elements; a channel follows the one before.
+// As many numbers as ``winograd.geometry`` writes, in its order. Strides are in elements; a channel follows the one before.
 struct Geometry {
   int64_t outputs;  // of a tile, in one dimension: 2 or 4
   int64_t threads;
   int64_t batch, channels, height, width;
   int64_t batch_stride, row_stride, column_stride;
   int64_t features, top, left, out_height, out_width;
-  int64_t relu;
+  int64_t least, most;  // of the results: the bits of two floats
 };
 
 // Results whose tiles are worked on together: more of them read the weights less often, fewer stay in the cache.
@@ -34,37 +33,6 @@ constexpr int64_t kTogether = 36;
 // rather reads all of the weights, if they are of no more numbers than this, and if it has so many tiles that reading is not all it does.
 constexpr int64_t kLightWeights = 1 << 20;
 constexpr int64_t kFewTiles = 8;
-constexpr size_t kAlignment = 64;
-
-// Memory that a thread keeps from call to call.
-class Scratch {
- public:
-  Scratch() = default;
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  ~Scratch() { give_back(); }
-
-  float* of(int64_t count) {
-    if (count > count_) {
-      give_back();
-      memory_ = static_cast<float*>(::operator new(count * sizeof(float), std::align_val_t{kAlignment}));
-      count_ = count;
-    }
-    return memory_;
-  }
-
- private:
-  void give_back() {
-    if (memory_ != nullptr) ::operator delete(memory_, std::align_val_t{kAlignment});
-    memory_ = nullptr;
-    count_ = 0;
-  }
-
-  float* memory_ = nullptr;
-  int64_t count_ = 0;
-};
-
-thread_local Scratch scratch;
 
 template <int Outputs>
 class Convolution {
@@ -75,6 +43,7 @@ class Convolution {
     across = (g.out_width + Outputs - 1) / Outputs;
     down = (g.out_height + Outputs - 1) / Outputs;
     tiles = g.batch * down * across;
+    limits = {number_of(g.least), number_of(g.most)};
   }
 
   void run() const {
@@ -140,7 +109,7 @@ class Convolution {
     const float* const factors = weights + point * g.channels * padded;
     float* const made_here = sums + point * apart(count * padded);
     const Rows those{rows + point * apart(count * g.channels), g.channels, made_here + feature, padded};
-    product(count, those, factors + feature * g.channels, g.channels, feature);
+    product(count, those, factors + feature * g.channels, g.channels, block_width(padded, feature), {});
   }
 
   void take(int64_t tile, float* row, int64_t between) const {
@@ -182,7 +151,7 @@ class Convolution {
     for (; feature < g.features; ++feature) give_features<float>(tile, sums, between, feature);
   }
 
-  // The results of a tile, with bias, residual and relu.
+  // The results of a tile, with bias, residual and limits.
   template <typename V>
   void give_features(int64_t tile, const float* sums, int64_t between, int64_t feature) const {
     const Corner at = corner(tile);
@@ -197,8 +166,7 @@ class Convolution {
         const int64_t pixel = (at.picture * g.out_height + at.row + row_at) * g.out_width + at.column + column_at;
         V result = results[row_at * Outputs + column_at] + added;
         if (residual != nullptr) result += load<V>(residual + pixel * g.features + feature);
-        if (g.relu != 0) result = result < V{} ? V{} : result;  // not a number stays what it is
-        store(made + pixel * g.features + feature, result);
+        store(made + pixel * g.features + feature, limits.of(result));
       }
     }
   }
@@ -210,6 +178,7 @@ class Convolution {
   const float* bias;
   const float* weights;
   int64_t padded = 0, across = 0, down = 0, tiles = 0;
+  Limits limits;
 };
 
 void convolve(const float* picture, float* made, const float* residual, const float* bias, const float* weights, const int64_t* numbers) {
