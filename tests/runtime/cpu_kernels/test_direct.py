@@ -1,0 +1,338 @@
+"""Convolutions summed by the kernel of our own: which are taken, what they compute, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import autosched
+from autosched.capture.export import Captured, capture
+from autosched.core.errors import UsageError
+from autosched.core.graph import OpGraph, TensorSpec, Value, ValueRole
+from autosched.core.program import Call
+from autosched.core.schedule import sequential
+from autosched.core.variants import Lowering, Variant
+from autosched.pipeline.inductor_capture import capture_inductor
+from autosched.runtime.bundle.format import read_bundles
+from autosched.runtime.cpu_kernels import steps
+from autosched.runtime.cpu_kernels.convolution import Convolution, read_convolution
+from autosched.runtime.cpu_kernels.direct import geometry, read_direct
+from autosched.runtime.cpu_kernels.library import Library, kernel_library
+from autosched.runtime.cpu_kernels.weights import summed
+from autosched.runtime.host_key import cpu_device_key, software_key
+from autosched.runtime.inductor.common import Refused
+from autosched.runtime.instructions import RunKernel, instructions_of
+from autosched.runtime.kernels import bind
+from autosched.runtime.lane_pool import LanePool
+from autosched.runtime.lanes import LaneExecutor
+from autosched.runtime.plan import make_plan
+from autosched.runtime.regions.pieces import offered_variants
+from autosched.runtime.verdict import Compatibility, check_bundle
+from tests.conformance.interpreter import interpret
+from tests.conformance.own_kernels import bound_with, error_of, library_of, save_with
+
+OWN = Variant.OWN_CONVOLUTION
+Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+pytestmark = pytest.mark.usefixtures("kernel")
+
+
+class Net(nn.Module):
+    """Some convolutions of 40 channels, called by ``body``; 40 do not fill whole vectors of every processor."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.large = nn.Conv2d(3, 40, 3, stride=2), nn.Conv2d(3, 70, 7, stride=2, padding=3)
+        self.one, self.bare, self.many = nn.Conv2d(40, 24, 1), nn.Conv2d(40, 40, 1, bias=False), nn.Conv2d(40, 70, 5, padding=2)
+        self.second, self.uneven = nn.Conv2d(40, 33, 1, stride=2), nn.Conv2d(40, 40, (1, 7), padding=(0, 3))
+        self.spread = nn.Conv2d(40, 40, 3, stride=(2, 1), padding=(3, 2), dilation=(2, 3))
+        self.deep, self.spaced = nn.Conv2d(40, 40, 3, padding=1, groups=40), nn.Conv2d(40, 40, 3, dilation=2, groups=40, bias=False)
+        self.down = nn.Conv2d(40, 40, 5, stride=2, padding=2, groups=40)
+        self.pairs, self.twice = nn.Conv2d(40, 40, 3, groups=20), nn.Conv2d(40, 80, 3, groups=40)
+        self.back = nn.ConvTranspose2d(40, 20, 3)
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(self, x)
+
+
+def captured(body: Body, *size: int, lowering: Lowering = Lowering.REWRITTEN) -> tuple[nn.Module, torch.Tensor, Captured]:
+    model, x = Net(body).eval(), torch.randn(*(size or (1, 3, 23, 27)), generator=torch.Generator().manual_seed(1))
+    return model, x, capture(model, (x,), lowering=lowering)
+
+
+COMPUTED: dict[str, Body] = {
+    "channels apart": lambda m, x: m.first(x),
+    "channels apart, padding": lambda m, x: torch.relu(m.large(x)),
+    "one by one": lambda m, x: m.one(m.first(x)),
+    "no bias": lambda m, x: m.bare(m.first(x)),
+    "long sums": lambda m, x: m.many(m.first(x)),
+    "every second pixel": lambda m, x: m.second(m.first(x)),
+    "rows alone": lambda m, x: m.uneven(m.first(x)),
+    "stride, padding and dilation": lambda m, x: m.spread(m.first(x)),
+    "each channel": lambda m, x: m.deep(m.first(x)),
+    "each channel, dilation": lambda m, x: m.spaced(m.first(x)),
+    "each channel, every second pixel": lambda m, x: F.relu6(m.down(m.first(x))),
+    "one pixel": lambda m, x: torch.sigmoid(m.one(F.relu(m.bare(m.first(x).mean((2, 3), keepdim=True))))),
+    "residual": lambda m, x: m.uneven(torch.tanh(m.first(x))) + m.first(x),
+    "residual, relu": lambda m, x: torch.relu(m.deep(torch.tanh(m.first(x))) + m.first(x)),
+    "relu6": lambda m, x: F.relu6(m.bare(m.first(x))),
+    "hardtanh": lambda m, x: F.hardtanh(m.one(m.first(x)), -0.25, 0.125),
+    "silu": lambda m, x: F.silu(m.deep(F.silu(m.first(x)))),
+    "hardswish": lambda m, x: F.hardswish(m.one(m.first(x))),
+    "one weight twice": lambda m, x: m.bare(torch.relu(m.bare(m.first(x)))),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_it_computes_what_the_model_does(name: str) -> None:
+    model, x, found = captured(COMPUTED[name], 2, 3, 23, 27)
+    bound, offered = bound_with(found, OWN)
+    kernels = [bound.kernels[index] for index in offered]
+    assert len(kernels) == sum("convolution" in call.target for operator in found.program.graph.operators for call in operator.calls)
+    for kernel in kernels:
+        assert any(isinstance(item, RunKernel) and item.name.startswith("autosched_direct") for item in instructions_of(kernel) or ())
+    [got] = bound.run([x])
+    with torch.no_grad():
+        wanted = model(x)
+    assert got.shape == wanted.shape
+    assert error_of(got, model, x) < 2e-6
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_no_bit_depends_on_the_number_of_threads(name: str) -> None:
+    """Whether threads divide pixels or features; the pictures are so large that threads are used at all."""
+    _, x, found = captured(COMPUTED[name], 1, 3, 65, 67)
+    outputs = [bound_with(found, OWN, width)[0].run([x])[0] for width in (1, 2, 3, 8)]
+    assert all(torch.equal(outputs[0], other) for other in outputs[1:])
+
+
+@pytest.mark.parametrize("name", ["residual, relu", "silu", "channels apart", "relu6"])
+def test_instructions_do_what_the_kernel_does(name: str) -> None:
+    _, x, found = captured(COMPUTED[name])
+    bound, _ = bound_with(found, OWN)
+    slots = {slot: tensor for slot, tensor in enumerate(bound.new_slots([x])) if tensor is not None}
+    with torch.inference_mode():
+        for made in bound.kernels:
+            interpret(instructions_of(made) or pytest.fail("it says nothing"), slots)
+    assert all(torch.equal(slots[place], tensor) for place, tensor in zip(bound.program.graph.outputs, bound.run([x]), strict=True))
+
+
+def test_lanes_without_the_interpreter_run_it() -> None:
+    _, x, found = captured(COMPUTED["residual, relu"], 2, 3, 40, 41)
+    bound, _ = bound_with(found, OWN)
+    graph = found.program.graph
+    executor = LaneExecutor(bound, make_plan(graph, sequential(graph)), LanePool())
+    assert executor.engine.value == "native"
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(executor.run([x]), bound.run([x]), strict=True))
+
+
+def _library() -> Library:
+    library = kernel_library()
+    assert isinstance(library, Library)
+    return library
+
+
+def _computed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, threads: int, **shape: object) -> torch.Tensor:
+    """What the kernel makes of a picture, between guards that it must not touch."""
+    item = Convolution(0, 1, 2, None, 3, limits=(-1.0, 1.5), after=None, turned=x.stride(1) != 1 and x.shape[1] > 1, **shape)  # type: ignore[arg-type]
+    wanted = F.conv2d(x, weight, bias, item.stride, item.padding, item.dilation, item.groups)
+    size = wanted.shape[0], *wanted.shape[2:], wanted.shape[1]
+    memory = torch.full((wanted.numel() + 64,), 7.0)
+    made = memory[32:-32].view(size).permute(0, 3, 1, 2)
+    specs = [TensorSpec(tuple(each.shape), "float32", each.stride()) for each in (x, weight, bias, made)]
+    graph = OpGraph((), tuple(Value(place, spec, ValueRole.INPUT, place) for place, spec in enumerate(specs)), (), ())
+    factors = summed(weight, _library().lanes, groups=item.groups, turned=item.turned).contiguous()
+    numbers = geometry(item, graph, threads)
+    _library().direct[True, False].call(*(each.data_ptr() for each in (x, made, bias, factors, numbers)))
+    assert (memory[:32] == 7.0).all()
+    assert (memory[-32:] == 7.0).all()
+    return made
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_any_geometry(seed: int) -> None:
+    """Against float64; the picture a part of a larger one in some."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    deep = rng.random() < 0.4
+    channels = rng.choice([1, 2, 3, 7, 16, 17, 33, 48, 64, 130])
+    features = channels if deep else rng.choice([1, 5, 15, 16, 17, 31, 32, 33, 48, 100])
+    tall, wide = (rng.choice([1, 1, 2, 3, 3, 5, 7, 9]) for _ in range(2))
+    stride, dilation = (rng.choice([1, 1, 2, 3]), rng.choice([1, 1, 2, 3])), (rng.choice([1, 1, 2]), rng.choice([1, 1, 2]))
+    padding = rng.randrange(tall * dilation[0] + 1), rng.randrange(wide * dilation[1] + 1)
+    batch, height, width = rng.choice([1, 1, 2, 3]), rng.randrange(1, 20), rng.randrange(1, 40)
+    height, width = max(height, (tall - 1) * dilation[0] + 1), max(width, (wide - 1) * dilation[1] + 1)
+    groups = channels if deep and channels > 1 else 1
+    if groups > 1 or rng.random() < 0.6:
+        x = torch.randn(batch, height + 2, width + 3, channels + 4)[:, 1:-1, 2:-1, 3:-1].permute(0, 3, 1, 2)
+        if rng.random() < 0.5:
+            x = x.contiguous(memory_format=torch.channels_last)
+    else:
+        x = torch.randn(batch, channels, height + 1, width + 2)[:, :, 1:, 1:-1]
+    weight = torch.randn(features, channels // groups, tall, wide) / (channels // groups * tall * wide) ** 0.5
+    bias = torch.randn(features)
+    shape = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    wanted = F.conv2d(x.double(), weight.double(), bias.double(), **shape).clamp(-1.0, 1.5)  # type: ignore[arg-type]
+    made = [_computed(x, weight, bias, threads, **shape) for threads in (1, 2, 5)]
+    assert float((made[0] - wanted).abs().max()) < 1e-5
+    assert all(torch.equal(made[0], other) for other in made[1:])
+
+
+LEFT_ALONE: dict[str, Body] = {
+    "groups of channels": lambda m, x: m.pairs(torch.tanh(x)),
+    "several features of each channel": lambda m, x: m.twice(torch.tanh(x)),
+    "transposed": lambda m, x: m.back(torch.tanh(x)),
+    "each channel, channels apart": lambda m, x: m.deep(x),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_other_convolutions_stay_as_they_are(name: str) -> None:
+    _, _, found = captured(LEFT_ALONE[name], 1, 40, 9, 11)
+    graph = found.program.graph
+    assert not any(read_direct(call, graph) for operator in graph.operators for call in operator.calls)
+    bound = bind(found.program, found.constants, "cpu")
+    for operator in graph.operators:
+        assert isinstance(library_of(found).kernel(operator.index, 1, OWN, bound), Refused)
+
+
+def test_sixteen_bits_stay_as_they_are() -> None:
+    x = torch.randn(1, 20, 9, 9, dtype=torch.bfloat16)
+    found = capture(nn.Sequential(nn.Conv2d(20, 20, 3)).eval().to(torch.bfloat16), (x,))
+    assert not any(OWN in row for row in offered_variants(found.program, "cpu"))
+
+
+def _call_and_graph(name: str) -> tuple[Call, OpGraph]:
+    _, _, found = captured(COMPUTED[name])
+    graph = found.program.graph
+    calls = [call for operator in graph.operators for call in operator.calls if read_direct(call, graph)]
+    return calls[-1], graph
+
+
+@pytest.mark.parametrize(
+    ("of", "changes"),
+    [
+        ("made", {"strides": (9 * 11 * 24, 9 * 11, 11, 1)}),
+        ("made", {"dtype": "bfloat16"}),
+        ("made", {"shape": (1, 24, 10, 13)}),
+        ("source", {"strides": ()}),
+        ("source", {"dtype": "float64"}),
+        ("source", {"shape": (1, 41, 11, 13)}),
+        ("weight", {"dtype": "bfloat16"}),
+        ("bias", {"strides": (2,)}),
+        ("bias", {"shape": (25,)}),
+    ],
+)
+def test_forms_that_the_kernel_takes_for_granted(of: str, changes: dict[str, object]) -> None:
+    call, graph = _call_and_graph("one by one")
+    found = read_convolution(call, graph)
+    assert found is not None
+    value = graph.values[getattr(found, of)]
+    changed = dataclasses.replace(value, spec=dataclasses.replace(value.spec, **changes))
+    values = tuple(changed if each.index == value.index else each for each in graph.values)
+    assert read_convolution(call, dataclasses.replace(graph, values=values)) is None
+
+
+def test_limits_are_those_of_the_activation() -> None:
+    call, graph = _call_and_graph("hardtanh")
+    assert (read_convolution(call, graph) or pytest.fail("it is none")).limits == (-0.25, 0.125)
+    assert (read_convolution(call, graph) or pytest.fail("it is none")).after is None
+    unknown = tuple("mish" if item == "hardtanh" else item for item in call.args)
+    assert read_convolution(dataclasses.replace(call, args=unknown), graph) is None
+
+
+def test_not_a_number_stays_one_and_infinity_is_kept_within_limits() -> None:
+    _, x, found = captured(lambda m, x: torch.relu(m.bare(x)), 1, 40, 9, 9)
+    bound, _ = bound_with(found, OWN)
+    x[0, :, 4, 4] = float("nan")
+    x[0, 0, 2, 2] = float("inf")
+    [got] = bound.run([x])
+    assert got[0, :, 4, 4].isnan().all()
+    assert set(got[0, :, 2, 2].tolist()) == {0.0, float("inf")}
+    assert got[0, :, 0, 0].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["residual, relu", "each channel", "one by one"])
+def test_launches_of_inductors_code_have_it_too(name: str) -> None:
+    model, x, _ = captured(COMPUTED[name])
+    found = capture_inductor(model, (x,))
+    assert isinstance(found, Captured)
+    bound, offered = bound_with(found, OWN)
+    run = [index for index in offered if any(isinstance(item, RunKernel) for item in instructions_of(bound.kernels[index]) or ())]
+    assert run
+    assert error_of(bound.run([x])[0], model, x) < 2e-6
+
+
+def test_weights_that_nobody_reads_any_more_are_not_kept() -> None:
+    _, x, found = captured(COMPUTED["one weight twice"])
+    plain = bind(found.program, found.constants, "cpu")
+    packed = [value for value, tensor in enumerate(plain.constants) if tensor is not None and tensor.layout is not torch.strided]
+    bound, offered = bound_with(found, OWN)
+    gone = [value for value in packed if bound.constants[value] is None]
+    assert len(gone) == len(offered) == 3
+    assert torch.allclose(bound.run([x])[0], plain.run([x])[0], atol=1e-5)
+
+
+def test_tensors_of_another_form_are_refused_when_they_come() -> None:
+    x = torch.randn(1, 20, 9, 9)
+    found = capture(nn.Sequential(nn.Conv2d(20, 20, 3)).eval(), (x,))
+    bound, [index] = bound_with(found, OWN)
+    for wrong in (x.contiguous(memory_format=torch.channels_last), x[:, :, 1:], x.double()):
+        with pytest.raises(RuntimeError, match=r"value 0 is .* expected"):
+            bound.kernels[index](bound.new_slots([wrong]))
+
+
+def test_a_kernel_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, x, found = captured(COMPUTED["channels apart"])
+    monkeypatch.setattr(steps, "summed", lambda *args, **named: 1.01 * summed(*args, **named))
+    bound, [index] = bound_with(found, OWN)
+    made = library_of(found).kernel(index, 1, OWN, bind(found.program, found.constants, "cpu"))
+    assert isinstance(made, Refused)
+    assert "computes something else" in made.reason
+    assert bound.run([x])[0].isfinite().all()
+
+
+def test_it_is_offered_in_every_lowering_but_aten_and_not_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    for lowering in (Lowering.ATEN, Lowering.REWRITTEN, Lowering.FUSED):
+        _, _, found = captured(COMPUTED["channels apart, padding"], lowering=lowering)
+        having = [index for index, row in enumerate(offered_variants(found.program, "cpu")) if OWN in row]
+        assert len(having) == (0 if lowering is Lowering.ATEN else 1)
+        assert not any(OWN in row for row in offered_variants(found.program, "cuda"))
+    monkeypatch.setenv("AUTOSCHED_CONVOLUTIONS", "0")
+    assert not any(OWN in row for row in offered_variants(found.program, "cpu"))
+    refused = library_of(found).kernel(having[0], 1, OWN, bind(found.program, found.constants, "cpu"))
+    assert isinstance(refused, Refused)
+    assert refused.reason == "switched off by AUTOSCHED_CONVOLUTIONS=0"
+    monkeypatch.setenv("AUTOSCHED_CONVOLUTIONS", "no")
+    with pytest.raises(UsageError, match="AUTOSCHED_CONVOLUTIONS is 'no'; expected 1, or 0"):
+        offered_variants(found.program, "cpu")
+
+
+def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, _ = captured(COMPUTED["each channel"])
+    count = save_with(tmp_path / "net.autosched", capture(model, (x,)), OWN)
+    fast = autosched.load(tmp_path / "net.autosched", model, strict=True)
+    with torch.no_grad():
+        first = fast(x)
+        assert torch.allclose(first, model(x), atol=1e-5)
+        for parameter in model.parameters():
+            parameter.mul_(-0.5)
+        assert torch.allclose(fast(x), model(x), atol=1e-5)
+        assert not torch.allclose(fast(x), first, atol=1e-2)
+    [bundle] = read_bundles(tmp_path / "net.autosched")
+    monkeypatch.setenv("AUTOSCHED_CONVOLUTIONS", "0")
+    without = check_bundle(bundle, cpu_device_key(), software_key(), model)
+    assert without.compatibility is Compatibility.DEGRADED
+    said = f"convolutions: {count} by kernels of our own there, by those of libraries here (switched off by AUTOSCHED_CONVOLUTIONS=0)"
+    assert said in without.lines
+    with torch.no_grad():
+        assert torch.allclose(autosched.load(tmp_path / "net.autosched", model)(x), model(x), atol=1e-5)
