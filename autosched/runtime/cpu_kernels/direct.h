@@ -105,18 +105,26 @@ class Summed {
     for (int64_t pixel = first; pixel < first + count; ++pixel) {
       const Place at = place(pixel);
       const int64_t top = at.down * g.step_down - g.top, left = at.across * g.step_across - g.left;
-      int64_t channel = from % g.channels;
-      for (int64_t tap = from / g.channels, more = numbers; more > 0; ++tap, channel = 0) {
-        const int64_t y = top + tap / g.wide * g.apart_down, x = left + tap % g.wide * g.apart_across;
+      int64_t row = from / g.channels / g.wide, column = from / g.channels % g.wide, channel = from % g.channels;
+      for (int64_t more = numbers; more > 0; ++column, channel = 0) {
+        if (column == g.wide) column = 0, ++row;
+        const int64_t y = top + row * g.apart_down, x = left + column * g.apart_across;
         const int64_t here = std::min(more, g.channels - channel);
         if (y >= 0 && y < g.height && x >= 0 && x < g.width) {
-          std::copy_n(picture + at.batch * g.batch_stride + y * g.row_stride + x * g.column_stride + channel, here, to);
+          copy(picture + at.batch * g.batch_stride + y * g.row_stride + x * g.column_stride + channel, here, to);
         } else {
           std::fill_n(to, here, 0.0f);
         }
         to += here, more -= here;
       }
     }
+  }
+
+  // A few numbers: calling a function for them would take as long.
+  static void copy(const float* from, int64_t count, float* to) {
+    int64_t place = 0;
+    for (; place + kLanes <= count; place += kLanes) store(to + place, load<Vector>(from + place));
+    for (; place < count; ++place) to[place] = from[place];
   }
 
   // The same, but one number of all results behind the other. Weights are [channels, tall, wide].

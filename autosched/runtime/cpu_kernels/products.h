@@ -24,14 +24,16 @@ constexpr int kLanes = 4;
 
 using Vector = float __attribute__((vector_size(kLanes * sizeof(float))));
 
-// Of two vectors of features, so many rows at a time: their sums, one row of weights and one number fill the registers, 32 or 16.
+// Of two vectors of features, so many rows at a time: their sums, one row of weights and one number fill the registers, 32 or 16. Where rows
+// lie apart, more of them than twelve take more addresses than there are registers for: short sums alone gain by it.
 #if defined(__AVX512F__)
-constexpr int kRows = 14;
+constexpr int kRows = 14, kRowsOfLongSums = 12;
 #elif defined(__aarch64__)
-constexpr int kRows = 12;
+constexpr int kRows = 12, kRowsOfLongSums = 12;
 #else
-constexpr int kRows = 6;
+constexpr int kRows = 6, kRowsOfLongSums = 6;
 #endif
+constexpr int64_t kShortSum = 64;
 
 // Weights are laid out in blocks of so many features, one behind the other; what is left is a block of one vector.
 constexpr int64_t kBlock = 2 * kLanes;
@@ -56,6 +58,9 @@ template <typename V>
 void store(float* to, V value) {
   std::memcpy(to, &value, sizeof(V));
 }
+
+// A vector of one number. Nothing is taken away: adding nothing would make plus of a minus zero, and takes time.
+Vector spread(float number) { return number - Vector{}; }
 
 // One rounding where the processor can. Said, not left to the compiler, which may choose otherwise for another number of rows.
 Vector multiply_add(Vector factor, Vector number, Vector sum) {
@@ -99,7 +104,7 @@ struct Limits {
 
   // What is not a number stays what it is.
   Vector of(Vector value) const {
-    const Vector low = Vector{} + least, high = Vector{} + most;
+    const Vector low = spread(least), high = spread(most);
 #if defined(__AVX512F__)
     return _mm512_min_ps(high, _mm512_max_ps(low, value));
 #elif defined(__AVX__)
@@ -169,7 +174,7 @@ void block_rows(const Rows& rows, int64_t first, const float* weights, int64_t c
     for (int place = 0; place < Vectors; ++place) weight[place] = load<Vector>(weights + (channel * Vectors + place) * kLanes);
     for (int row = 0; row < Count; ++row) {
       const float number = Turned ? numbers[channel * apart + row] : numbers[row * apart + channel];
-      for (int place = 0; place < Vectors; ++place) sums[row][place] = multiply_add(weight[place], Vector{} + number, sums[row][place]);
+      for (int place = 0; place < Vectors; ++place) sums[row][place] = multiply_add(weight[place], spread(number), sums[row][place]);
     }
   }
 #pragma GCC unroll 16
@@ -197,7 +202,8 @@ void some_rows(int64_t count, const Rows& rows, int64_t first, const float* weig
 // As few times as it takes, about as many rows each time.
 template <int Vectors, bool Whole, bool Turned>
 void block(int64_t count, const Rows& rows, const float* weights, int64_t channels, const End& end) {
-  const int64_t times = (count + kRows - 1) / kRows;
+  const int64_t most = Turned || channels <= kShortSum ? kRows : kRowsOfLongSums;
+  const int64_t times = (count + most - 1) / most;
   for (int64_t time = 0, first = 0; time < times; ++time) {
     const int64_t next = count * (time + 1) / times;
     some_rows<kRows, Vectors, Whole, Turned>(next - first, rows, first, weights, channels, end);
