@@ -9,7 +9,6 @@ where a layer is small, as in a model. ``--smoke`` times one in a few rounds.
 
 from __future__ import annotations
 
-import math
 import statistics
 import sys
 from collections.abc import Callable
@@ -38,6 +37,7 @@ _ROUNDS = 15
 
 def ways(rows: int, inputs: int, outputs: int, threads: int) -> tuple[dict[str, Callable[[], torch.Tensor]], torch.Tensor]:
     """Each library's product with one row of biases, packed once, and the exact result in float64."""
+    from autosched.runtime.cpu_kernels.convolution import Follows
     from autosched.runtime.cpu_kernels.direct import geometry_of_linear
     from autosched.runtime.cpu_kernels.library import kernel_library
     from autosched.runtime.cpu_kernels.linear import Linear
@@ -53,7 +53,7 @@ def ways(rows: int, inputs: int, outputs: int, threads: int) -> tuple[dict[str, 
         for_mkl = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
         found[MKL] = lambda: torch.ops.mkl._mkl_linear(x, for_mkl, weight, bias, rows)
     factors = in_blocks(weight.t().unsqueeze(0), library.lanes)
-    layer = Linear(0, 1, 2, 3, False, None, rows, inputs, outputs, (-math.inf, math.inf))
+    layer = Linear(0, 1, 2, 3, False, None, rows, inputs, outputs, Follows())
     shape = geometry_of_linear(layer, threads)
     call = library.direct[True, False].call
 

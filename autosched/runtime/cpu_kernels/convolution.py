@@ -23,20 +23,33 @@ _ARGUMENTS = {
     "mkldnn::_convolution_pointwise.binary": ("source", "residual", *_SUM),
     "mkldnn::_convolution_pointwise_.binary": ("residual", "source", *_SUM),
 }
-# What follows a convolution in place, by oneDNN's name for it; relu and hardtanh have their place in the kernel.
-_ACTIVATIONS = {
-    "swish": "aten::silu_.default",
+# What kernels do themselves, by oneDNN's name for it, numbered as in ``activations.h``; relu and hardtanh are limits.
+_INSIDE = {"none": 0, "swish": 1, "hardswish": 2}
+# What follows in place.
+_AFTERWARDS = {
     "sigmoid": "aten::sigmoid_.default",
     "tanh": "aten::tanh_.default",
-    "hardswish": "aten::hardswish_.default",
     "hardsigmoid": "aten::hardsigmoid_.default",
     "leaky_relu": "aten::leaky_relu_.default",
     "gelu": "aten::gelu_.default",
 }
-_NO_LIMITS = (-math.inf, math.inf)
 
 Pair = tuple[int, int]
 """Of rows and columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """What kernels do to sums before they write them: an activation by its number, else limits between which results are kept."""
+
+    activation: int = 0
+    least: float = -math.inf
+    most: float = math.inf
+
+    def numbers(self) -> tuple[int, int, int]:
+        """In the order of ``Following`` in ``activations.h``: the bits of two floats, and the activation."""
+        least, most = struct.unpack("<II", struct.pack("<ff", self.least, self.most))
+        return least, most, self.activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +59,8 @@ class Convolution:
     Args:
         source, weight, bias, residual, made: slots; where ``made`` is ``residual``, the result is written over it.
         padding: above and left, as below and right.
-        limits: between which results are kept.
-        after: an activation that is none of these, which changes the result in place.
+        follows: what is done to results.
+        after: an activation that the kernels do not have, which changes the result in place.
         turned: whether the channels of a pixel lie apart from each other.
     """
 
@@ -60,7 +73,7 @@ class Convolution:
     padding: Pair
     dilation: Pair
     groups: int
-    limits: tuple[float, float]
+    follows: Follows
     after: Call | None
     turned: bool
 
@@ -100,12 +113,12 @@ def read_convolution(call: Call, graph: OpGraph) -> Convolution | None:
     other = None if residual is None else residual.value
     made = _made(call, other)
     activation = given["activation"] or "none"
-    limits = _limits(activation, given["scalars"])
-    if made is None or (limits is None and activation not in _ACTIVATIONS):
+    follows = follows_of(activation, given["scalars"])
+    if made is None or (follows is None and activation not in _AFTERWARDS):
         return None
     found = Convolution(
         source.value, weight.value, None if bias is None else bias.value, other, made, stride, padding, dilation, groups,
-        limits or _NO_LIMITS, _after(str(activation), made, given["scalars"], given["algorithm"]), _turned(graph.values[source.value].spec),
+        follows or Follows(), _after(str(activation), made, given["scalars"], given["algorithm"]), _turned(graph.values[source.value].spec),
     )  # fmt: skip
     return found if _fits(found, graph) else None
 
@@ -118,20 +131,23 @@ def _made(call: Call, residual: int | None) -> int | None:
     return call.outputs[0] if named else None
 
 
-def _limits(activation: Argument, scalars: Argument) -> tuple[float, float] | None:
-    """Between which an activation keeps results; ``None`` if it does something else."""
-    if activation in ("none", "relu"):
-        return _NO_LIMITS if activation == "none" else (0.0, math.inf)
-    numbers = [item for item in scalars.items if isinstance(item, int | float)] if isinstance(scalars, Many) else []
-    return (float(numbers[0]), float(numbers[1])) if activation == "hardtanh" and len(numbers) == 2 else None
+def follows_of(activation: Argument, scalars: Argument = None) -> Follows | None:
+    """The activation that oneDNN calls so, if kernels have it."""
+    if activation == "hardtanh":
+        numbers = [float(item) for item in scalars.items if isinstance(item, int | float)] if isinstance(scalars, Many) else []
+        return Follows(least=numbers[0], most=numbers[1]) if len(numbers) == 2 else None
+    if activation == "relu":
+        return Follows(least=0.0)
+    number = _INSIDE.get(activation) if isinstance(activation, str) else None
+    return None if number is None else Follows(number)
 
 
 def _after(activation: str, made: int, scalars: Argument, algorithm: Argument) -> Call | None:
-    if activation not in _ACTIVATIONS:
+    if activation not in _AFTERWARDS:
         return None
     numbers = scalars.items if isinstance(scalars, Many) else ()
     named = (("approximate", algorithm),) if activation == "gelu" else ()
-    return Call(_ACTIVATIONS[activation], (Ref(made), *(item for item in numbers if item is not None)), named, (-1,))
+    return Call(_AFTERWARDS[activation], (Ref(made), *(item for item in numbers if item is not None)), named, (-1,))
 
 
 def _fits(convolution: Convolution, graph: OpGraph) -> bool:
@@ -198,9 +214,3 @@ def _pair(argument: Argument) -> Pair | None:
     items = argument.items if isinstance(argument, Many) else (argument,)
     numbers = [item for item in items if isinstance(item, int) and not isinstance(item, bool) and item >= 0]
     return (numbers[0], numbers[-1]) if len(numbers) == len(items) and len(numbers) in (1, 2) else None
-
-
-def bits_of(limits: tuple[float, float]) -> Pair:
-    """Limits as ``products.h`` reads them: the bits of two floats."""
-    least, most = struct.unpack("<II", struct.pack("<ff", *limits))
-    return least, most

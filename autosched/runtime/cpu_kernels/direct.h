@@ -1,10 +1,11 @@
 // Convolutions of float32 pictures, summed as they are defined: any size, stride, dilation and padding, one group or a group for each channel;
-// with bias, residual and a clamp before a result is written.
+// with bias, residual and an activation before a result is written.
 //
 // Where each channel is a group of its own, vectors of channels are summed where they lie. Else the numbers that a few pixels need are copied
 // side by side, unless they lie so, and multiplied with blocks of weights. No result depends on the number of threads.
 #pragma once
 
+#include "geometry.h"
 #include "parallel.h"
 #include "products.h"
 #include "scratch.h"
@@ -22,7 +23,7 @@ struct Direct {
   int64_t step_down, step_across, apart_down, apart_across;
   int64_t top, left, out_height, out_width;
   int64_t each_channel;  // whether each channel is a group of its own
-  int64_t least, most;   // of the results: the bits of two floats
+  Following following;
 };
 
 // So many products are added up before the sum is added to others: long sums lose less so, and the rows' part stays in the nearest cache.
@@ -40,7 +41,7 @@ class Summed {
     sum = taps * g.channels;
     padded = (g.features + kLanes - 1) / kLanes * kLanes;
     pixels = g.batch * g.out_height * g.out_width;
-    limits = {number_of(g.least), number_of(g.most)};
+    follows = g.following.read();
     turned = g.channel_stride != 1;
     as_they_lie = taps == 1 && g.step_down == 1 && g.step_across == 1 && g.top == 0 && g.left == 0 && g.channel_stride == 1 &&
         g.row_stride == g.width * g.column_stride && (g.batch == 1 || g.batch_stride == g.height * g.row_stride);
@@ -85,7 +86,7 @@ class Summed {
     const int64_t feature = block * kBlock, width = block_width(padded, feature), some = std::min(kSummed, sum - from);
     float* const to = made + first * g.features + feature;
     const End end{
-        bias == nullptr ? nullptr : bias + feature, residual == nullptr ? nullptr : residual + (to - made), limits,
+        bias == nullptr ? nullptr : bias + feature, residual == nullptr ? nullptr : residual + (to - made), follows,
         std::min(width, g.features - feature), from + some == sum};
     product(count, {numbers, apart, to, g.features, from > 0, turned}, weights + feature * sum + from * width, some, width, end);
   }
@@ -173,7 +174,7 @@ class Summed {
   const float* bias;
   const float* weights;
   int64_t taps = 0, sum = 0, padded = 0, pixels = 0;
-  Limits limits{};
+  Follows follows{};
   bool as_they_lie = false, turned = false;
 };
 
@@ -182,7 +183,7 @@ class EachChannel {
  public:
   EachChannel(const Direct& geometry, const float* picture, float* made, const float* residual, const float* bias, const float* weights)
       : g(geometry), picture(picture), made(made), residual(residual), bias(bias), weights(weights) {
-    limits = {number_of(g.least), number_of(g.most)};
+    follows = g.following.read();
   }
 
   void run() const {
@@ -304,7 +305,7 @@ class EachChannel {
       Vector value = sums[place];
       if (bias != nullptr) value += load_some<Whole>(bias + first, channels);
       if (residual != nullptr) value += load_some<Whole>(residual + to, channels);
-      store_some<Whole>(made + to, limits.of(value), channels);
+      store_some<Whole>(made + to, follows.of(value), channels);
     }
   }
 
@@ -314,7 +315,7 @@ class EachChannel {
   const float* residual;
   const float* bias;
   const float* weights;
-  Limits limits{};
+  Follows follows{};
 };
 
 void convolve_directly(const float* picture, float* made, const float* residual, const float* bias, const float* weights, const int64_t* numbers) {

@@ -12,7 +12,6 @@ from autosched.core.graph import Operator, OpGraph, TensorSpec
 from autosched.core.program import Call
 from autosched.runtime.cpu_kernels.convolution import (
     Convolution,
-    bits_of,
     is_convolution,
     read_convolution,
     strides_of,
@@ -56,7 +55,7 @@ def geometry(convolution: Convolution, graph: OpGraph, width: int) -> torch.Tens
     """Numbers in the order of ``Direct`` in ``direct.h``, int64."""
     source, weight, made = (graph.values[slot].spec for slot in (convolution.source, convolution.weight, convolution.made))
     steps = (*convolution.stride, *convolution.dilation, *convolution.padding)
-    rest = (*made.shape[2:], int(_each_channel(convolution, weight)), *bits_of(convolution.limits))
+    rest = (*made.shape[2:], int(_each_channel(convolution, weight)), *convolution.follows.numbers())
     numbers = (width, *source.shape, *strides_of(source), weight.shape[0], *weight.shape[2:], *steps, *rest)
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
@@ -67,6 +66,6 @@ def geometry_of_linear(linear: Linear, width: int) -> torch.Tensor:
         (1, linear.channels, 1, linear.rows),
         (linear.rows * linear.channels, 1, linear.rows * linear.channels, linear.channels),
     )
-    rest = (1, linear.rows, 0, *bits_of(linear.limits))
+    rest = (1, linear.rows, 0, *linear.follows.numbers())
     numbers = (width, *shape, *strides, linear.features, 1, 1, 1, 1, 1, 1, 0, 0, *rest)
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")

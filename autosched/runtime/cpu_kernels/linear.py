@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from autosched.config import own_products_wanted
 from autosched.core.graph import Operator, OpGraph, TensorSpec, ValueRole
 from autosched.core.program import Call, Ref
+from autosched.runtime.cpu_kernels.convolution import Follows, follows_of
 from autosched.runtime.instructions import Window
 
 # The arguments of each call; weights are [outputs, inputs], and those of ``columns`` [inputs, outputs].
@@ -41,7 +42,7 @@ class Linear:
         turned: whether the weight is ``[inputs, outputs]``.
         packed: the slot of what a library reads in place of the weight, or None.
         rows, channels, features: the product is ``[rows, channels] x [channels, features]``.
-        limits: between which results are kept.
+        follows: what is done to results.
     """
 
     source: int
@@ -53,7 +54,7 @@ class Linear:
     rows: int
     channels: int
     features: int
-    limits: tuple[float, float]
+    follows: Follows
 
     residual = None
     after = None
@@ -105,8 +106,8 @@ def read_linear(call: Call, graph: OpGraph, windows: Mapping[int, Window] | None
     weight = given.get("columns") or given.get("weight")
     if not isinstance(source, Ref) or not isinstance(weight, Ref) or not (bias is None or isinstance(bias, Ref)):
         return None
-    activation = given.get("activation") or "none"
-    if activation not in ("none", "relu") or not (packed is None or isinstance(packed, Ref)):
+    follows = follows_of(given.get("activation") or "none", given.get("scalars"))
+    if follows is None or not (packed is None or isinstance(packed, Ref)):
         return None
     begun = _begun(source.value, graph, windows or {})
     sizes = _sizes(graph, weight.value, turned="columns" in given)
@@ -125,7 +126,7 @@ def read_linear(call: Call, graph: OpGraph, windows: Mapping[int, Window] | None
         return None
     return Linear(
         slot, weight.value, None if bias is None else bias.value, call.outputs[0], "columns" in given,
-        None if packed is None else packed.value, rows, channels, features, (0.0 if activation == "relu" else -math.inf, math.inf),
+        None if packed is None else packed.value, rows, channels, features, follows,
     )  # fmt: skip
 
 

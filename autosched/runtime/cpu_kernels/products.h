@@ -1,28 +1,12 @@
 // Matrix products: [rows, channels] x [channels, features], both in float32.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-#include <limits>
-#include <type_traits>
+#include "activations.h"
+#include "vectors.h"
 
-#if defined(__AVX__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
+#include <cstdint>
 
 namespace {
-
-#if defined(__AVX512F__)
-constexpr int kLanes = 16;
-#elif defined(__AVX__)
-constexpr int kLanes = 8;
-#else
-constexpr int kLanes = 4;
-#endif
-
-using Vector = float __attribute__((vector_size(kLanes * sizeof(float))));
 
 // Of two vectors of features, so many rows at a time: their sums, one row of weights and one number fill the registers, 32 or 16. Where rows
 // lie apart, more of them than twelve take more addresses than there are registers for: short sums alone gain by it.
@@ -37,97 +21,6 @@ constexpr int64_t kShortSum = 64;
 
 // Weights are laid out in blocks of so many features, one behind the other; what is left is a block of one vector.
 constexpr int64_t kBlock = 2 * kLanes;
-
-// So many numbers as Python has written.
-template <typename T>
-T read(const int64_t* numbers) {
-  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(int64_t) == 0);
-  T made;
-  std::memcpy(&made, numbers, sizeof(made));
-  return made;
-}
-
-template <typename V>
-V load(const float* from) {
-  V made;
-  std::memcpy(&made, from, sizeof(V));
-  return made;
-}
-
-template <typename V>
-void store(float* to, V value) {
-  std::memcpy(to, &value, sizeof(V));
-}
-
-// A vector of one number. Nothing is taken away: adding nothing would make plus of a minus zero, and takes time.
-Vector spread(float number) { return number - Vector{}; }
-
-// One rounding where the processor can. Said, not left to the compiler, which may choose otherwise for another number of rows.
-Vector multiply_add(Vector factor, Vector number, Vector sum) {
-#if defined(__AVX512F__)
-  return _mm512_fmadd_ps(factor, number, sum);
-#elif defined(__FMA__)
-  return _mm256_fmadd_ps(factor, number, sum);
-#elif defined(__aarch64__)
-  return vfmaq_f32(sum, factor, number);
-#else
-  return sum + factor * number;
-#endif
-}
-
-// The first ``count`` numbers of a vector, if ``Whole`` does not say that there are enough; the others are zeros.
-template <bool Whole>
-Vector load_some(const float* from, int64_t count) {
-  if constexpr (Whole) return load<Vector>(from);
-#if defined(__AVX512F__)
-  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);
-#else
-  Vector made = {};
-  std::memcpy(&made, from, count * sizeof(float));
-  return made;
-#endif
-}
-
-template <bool Whole>
-void store_some(float* to, Vector value, int64_t count) {
-  if constexpr (Whole) return store(to, value);
-#if defined(__AVX512F__)
-  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), value);
-#else
-  std::memcpy(to, &value, count * sizeof(float));
-#endif
-}
-
-// Results lie between these.
-struct Limits {
-  float least = -std::numeric_limits<float>::infinity(), most = std::numeric_limits<float>::infinity();
-
-  // What is not a number stays what it is.
-  Vector of(Vector value) const {
-    const Vector low = spread(least), high = spread(most);
-#if defined(__AVX512F__)
-    return _mm512_min_ps(high, _mm512_max_ps(low, value));
-#elif defined(__AVX__)
-    return _mm256_min_ps(high, _mm256_max_ps(low, value));
-#else
-    value = value < low ? low : value;
-    return value > high ? high : value;
-#endif
-  }
-
-  float of(float value) const {
-    value = value < least ? least : value;
-    return value > most ? most : value;
-  }
-};
-
-// The float of those bits.
-float number_of(int64_t bits) {
-  const auto low = static_cast<uint32_t>(bits);
-  float made;
-  std::memcpy(&made, &low, sizeof(made));
-  return made;
-}
 
 // Rows of numbers that lie ``apart``, and of results ``features`` apart; ``more``: the sums are added to what is there. ``turned``: it is the
 // columns that lie ``apart``.
@@ -144,7 +37,7 @@ struct Rows {
 struct End {
   const float* bias = nullptr;
   const float* residual = nullptr;  // lies as the results do
-  Limits limits = {};
+  Follows follows = {};
   int64_t features = kBlock;  // so many of the block are results
   bool last = true;
 };
@@ -157,7 +50,7 @@ void finish(Vector value, const Rows& rows, const End& end, int64_t place, int64
   if (end.last) {
     if (end.bias != nullptr) value += load_some<Whole>(end.bias + vector, count);
     if (end.residual != nullptr) value += load_some<Whole>(end.residual + place, count);
-    value = end.limits.of(value);
+    value = end.follows.of(value);
   }
   store_some<Whole>(rows.made + place, value, count);
 }

@@ -8,6 +8,7 @@
 
 #pragma once
 
+#include "geometry.h"
 #include "parallel.h"
 #include "products.h"
 #include "scratch.h"
@@ -24,7 +25,7 @@ struct Geometry {
   int64_t batch, channels, height, width;
   int64_t batch_stride, row_stride, column_stride;
   int64_t features, top, left, out_height, out_width;
-  int64_t least, most;  // of the results: the bits of two floats
+  Following following;
 };
 
 // Results whose tiles are worked on together: more of them read the weights less often, fewer stay in the cache.
@@ -43,7 +44,7 @@ class Convolution {
     across = (g.out_width + Outputs - 1) / Outputs;
     down = (g.out_height + Outputs - 1) / Outputs;
     tiles = g.batch * down * across;
-    limits = {number_of(g.least), number_of(g.most)};
+    follows = g.following.read();
   }
 
   void run() const {
@@ -147,26 +148,28 @@ class Convolution {
 
   void give(int64_t tile, const float* sums, int64_t between) const {
     int64_t feature = 0;
-    for (; feature + kLanes <= g.features; feature += kLanes) give_features<Vector>(tile, sums, between, feature);
-    for (; feature < g.features; ++feature) give_features<float>(tile, sums, between, feature);
+    for (; feature + kLanes <= g.features; feature += kLanes) give_features<true>(tile, sums, between, feature);
+    if (feature < g.features) give_features<false>(tile, sums, between, feature);
   }
 
-  // The results of a tile, with bias, residual and limits.
-  template <typename V>
+  // The results of a tile, with all that follows. ``Whole``: there are as many features as a vector has.
+  template <bool Whole>
   void give_features(int64_t tile, const float* sums, int64_t between, int64_t feature) const {
     const Corner at = corner(tile);
-    V numbers[kPoints], halfway[Outputs * kIn], results[Outputs * Outputs];
-    for (int64_t point = 0; point < kPoints; ++point) numbers[point] = load<V>(sums + point * between + feature);
+    Vector numbers[kPoints], halfway[Outputs * kIn], results[Outputs * Outputs];
+    for (int64_t point = 0; point < kPoints; ++point) numbers[point] = load<Vector>(sums + point * between + feature);
     for (int column_at = 0; column_at < kIn; ++column_at) Rule::output(numbers + column_at, kIn, halfway + column_at, kIn);
     for (int row_at = 0; row_at < Outputs; ++row_at) Rule::output(halfway + row_at * kIn, 1, results + row_at * Outputs, 1);
-    const V added = bias == nullptr ? V{} : load<V>(bias + feature);
+    const int64_t features = g.features - feature;
+    const Vector added = bias == nullptr ? Vector{} : load_some<Whole>(bias + feature, features);
     const int64_t rows = std::min<int64_t>(Outputs, g.out_height - at.row), columns = std::min<int64_t>(Outputs, g.out_width - at.column);
     for (int64_t row_at = 0; row_at < rows; ++row_at) {
       for (int64_t column_at = 0; column_at < columns; ++column_at) {
         const int64_t pixel = (at.picture * g.out_height + at.row + row_at) * g.out_width + at.column + column_at;
-        V result = results[row_at * Outputs + column_at] + added;
-        if (residual != nullptr) result += load<V>(residual + pixel * g.features + feature);
-        store(made + pixel * g.features + feature, limits.of(result));
+        const int64_t to = pixel * g.features + feature;
+        Vector result = results[row_at * Outputs + column_at] + added;
+        if (residual != nullptr) result += load_some<Whole>(residual + to, features);
+        store_some<Whole>(made + to, follows.of(result), features);
       }
     }
   }
@@ -178,7 +181,7 @@ class Convolution {
   const float* bias;
   const float* weights;
   int64_t padded = 0, across = 0, down = 0, tiles = 0;
-  Limits limits;
+  Follows follows{};
 };
 
 void convolve(const float* picture, float* made, const float* residual, const float* bias, const float* weights, const int64_t* numbers) {

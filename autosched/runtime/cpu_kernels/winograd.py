@@ -9,7 +9,7 @@ import torch
 from autosched.config import winograd_wanted
 from autosched.core.graph import Operator, OpGraph, TensorSpec
 from autosched.core.program import Call
-from autosched.runtime.cpu_kernels.convolution import Convolution, bits_of, is_convolution, read_convolution, tensors_of_launch
+from autosched.runtime.cpu_kernels.convolution import Convolution, is_convolution, read_convolution, tensors_of_launch
 
 # With fewer of them the transforms take longer than what they save.
 _LEAST_CHANNELS = 16
@@ -65,6 +65,6 @@ def geometry(convolution: Convolution, graph: OpGraph, width: int, outputs: int)
     source, made = graph.values[convolution.source].spec, graph.values[convolution.made].spec
     batch, channels, height, wide = source.shape
     between = (source.strides[0], source.strides[2], source.strides[3])
-    results = (made.shape[1], *convolution.padding, *made.shape[2:], *bits_of(convolution.limits))
+    results = (made.shape[1], *convolution.padding, *made.shape[2:], *convolution.follows.numbers())
     numbers = (outputs, width, batch, channels, height, wide, *between, *results)
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -22,7 +22,7 @@ from autosched.core.variants import Lowering, Variant
 from autosched.pipeline.inductor_capture import capture_inductor
 from autosched.runtime.bundle.format import read_bundles
 from autosched.runtime.cpu_kernels import steps
-from autosched.runtime.cpu_kernels.convolution import Convolution, read_convolution
+from autosched.runtime.cpu_kernels.convolution import Convolution, Follows, read_convolution
 from autosched.runtime.cpu_kernels.direct import geometry, read_direct
 from autosched.runtime.cpu_kernels.library import Library, kernel_library
 from autosched.runtime.cpu_kernels.weights import summed
@@ -143,7 +143,9 @@ def _library() -> Library:
 
 def _computed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, threads: int, **shape: object) -> torch.Tensor:
     """What the kernel makes of a picture, between guards that it must not touch."""
-    item = Convolution(0, 1, 2, None, 3, limits=(-1.0, 1.5), after=None, turned=x.stride(1) != 1 and x.shape[1] > 1, **shape)  # type: ignore[arg-type]
+    item = Convolution(
+        0, 1, 2, None, 3, follows=Follows(least=-1.0, most=1.5), after=None, turned=x.stride(1) != 1 and x.shape[1] > 1, **shape
+    )  # type: ignore[arg-type]
     wanted = F.conv2d(x, weight, bias, item.stride, item.padding, item.dilation, item.groups)
     size = wanted.shape[0], *wanted.shape[2:], wanted.shape[1]
     memory = torch.full((wanted.numel() + 64,), 7.0)
@@ -244,7 +246,7 @@ def test_forms_that_the_kernel_takes_for_granted(of: str, changes: dict[str, obj
 
 def test_limits_are_those_of_the_activation() -> None:
     call, graph = _call_and_graph("hardtanh")
-    assert (read_convolution(call, graph) or pytest.fail("it is none")).limits == (-0.25, 0.125)
+    assert (read_convolution(call, graph) or pytest.fail("it is none")).follows == Follows(least=-0.25, most=0.125)
     assert (read_convolution(call, graph) or pytest.fail("it is none")).after is None
     unknown = tuple("mish" if item == "hardtanh" else item for item in call.args)
     assert read_convolution(dataclasses.replace(call, args=unknown), graph) is None

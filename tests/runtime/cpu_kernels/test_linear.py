@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from autosched.core.variants import Lowering, Variant
 from autosched.pipeline.inductor_capture import capture_inductor
 from autosched.runtime.bundle.format import read_bundles
 from autosched.runtime.cpu_kernels import steps
+from autosched.runtime.cpu_kernels.convolution import Follows
 from autosched.runtime.cpu_kernels.library import Library, kernel_library
 from autosched.runtime.cpu_kernels.linear import Linear, read_linear
 from autosched.runtime.cpu_kernels.weights import in_blocks
@@ -232,10 +232,10 @@ def test_calls_with_other_arguments_are_not_read() -> None:
     call, found = _call_and_program("relu")
     graph = found.program.graph
     assert call.target == "mkldnn::_linear_pointwise.default"
-    assert (read_linear(call, graph) or pytest.fail("it is none")).limits == (0.0, math.inf)
+    assert (read_linear(call, graph) or pytest.fail("it is none")).follows == Follows(least=0.0)
     source, weight, bias, _, *more = call.args
     plain = read_linear(dataclasses.replace(call, args=(source, weight, bias, "none", *more)), graph)
-    assert (plain or pytest.fail("it is none")).limits == (-math.inf, math.inf)
+    assert (plain or pytest.fail("it is none")).follows == Follows()
     others = (source, weight, bias, "gelu", *more), (source, None, bias, "none", *more), (source, weight, 1.0, "none", *more)
     for args in (*others, (None, *call.args[1:])):
         assert read_linear(dataclasses.replace(call, args=args), graph) is None

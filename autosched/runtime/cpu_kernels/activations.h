@@ -1,0 +1,55 @@
+// What follows a sum, before it is written.
+#pragma once
+
+#include "geometry.h"
+#include "vectors.h"
+
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+
+namespace {
+
+// e to the power of each number: a polynomial of what is left of it beside multiples of ln 2 (Cephes' expf: Moshier, Methods and Programs for
+// Mathematical Functions, 1989), some 1e-7 of the result off. Infinite above 88.7.
+Vector exponential(Vector value) {
+  using Bits = int32_t __attribute__((vector_size(sizeof(Vector))));
+  constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to a whole number, in its last bits
+  const Vector kept = at_most(at_least(value, -104.0f), 89.0f);
+  const Vector shifted = multiply_add(kept, spread(1.44269504088896341f), spread(kShift));
+  const Vector whole = shifted - spread(kShift);
+  Vector left = multiply_add(whole, spread(-0.693359375f), kept);
+  left = multiply_add(whole, spread(2.12194440e-4f), left);
+  Vector sum = spread(1.9875691500e-4f);
+  for (const float factor : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f}) {
+    sum = multiply_add(sum, left, spread(factor));
+  }
+  sum = multiply_add(sum * left, left, left) + spread(1.0f);
+  // In two steps, since a power of two may have to be larger or smaller than there is one.
+  const Bits power = reinterpret_cast<Bits>(shifted) - reinterpret_cast<Bits>(spread(kShift)), half = power >> 1;
+  return sum * reinterpret_cast<Vector>((half + 127) << 23) * reinterpret_cast<Vector>((power - half + 127) << 23);
+}
+
+// As ``convolution.ACTIVATIONS`` numbers them.
+enum class Activation : int64_t { kNone, kSilu, kHardswish };
+
+// An activation, and limits: what is not a number stays so.
+struct Follows {
+  float least = -std::numeric_limits<float>::infinity(), most = std::numeric_limits<float>::infinity();
+  Activation activation = Activation::kNone;
+
+  Vector of(Vector value) const {
+    if (activation == Activation::kSilu) return value / (spread(1.0f) + exponential(-value));
+    if (activation == Activation::kHardswish) return value * at_most(at_least(value + spread(3.0f), 0.0f), 6.0f) / spread(6.0f);
+    return at_most(at_least(value, least), most);
+  }
+};
+
+// As Python has written it: the bits of two floats, and a number.
+struct Following {
+  int64_t least, most, activation;
+
+  Follows read() const { return {number_of(least), number_of(most), static_cast<Activation>(activation)}; }
+};
+
+}  // namespace

@@ -1,0 +1,97 @@
+// Vectors of float32, as long as the processor's.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+using Vector = float __attribute__((vector_size(kLanes * sizeof(float))));
+
+template <typename V>
+V load(const float* from) {
+  V made;
+  std::memcpy(&made, from, sizeof(V));
+  return made;
+}
+
+template <typename V>
+void store(float* to, V value) {
+  std::memcpy(to, &value, sizeof(V));
+}
+
+// A vector of one number. Nothing is taken away: adding nothing would make plus of a minus zero, and takes time.
+Vector spread(float number) { return number - Vector{}; }
+
+// One rounding where the processor can. Said, not left to the compiler, which may choose otherwise for another number of rows.
+Vector multiply_add(Vector factor, Vector number, Vector sum) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(factor, number, sum);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(factor, number, sum);
+#elif defined(__aarch64__)
+  return vfmaq_f32(sum, factor, number);
+#else
+  return sum + factor * number;
+#endif
+}
+
+// The first ``count`` numbers of a vector, if ``Whole`` does not say that there are enough; the others are zeros.
+template <bool Whole>
+Vector load_some(const float* from, int64_t count) {
+  if constexpr (Whole) return load<Vector>(from);
+#if defined(__AVX512F__)
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);
+#else
+  Vector made = {};
+  std::memcpy(&made, from, count * sizeof(float));
+  return made;
+#endif
+}
+
+template <bool Whole>
+void store_some(float* to, Vector value, int64_t count) {
+  if constexpr (Whole) return store(to, value);
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), value);
+#else
+  std::memcpy(to, &value, count * sizeof(float));
+#endif
+}
+
+// Not a number where ``value`` is none.
+Vector at_least(Vector value, float least) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(spread(least), value);
+#elif defined(__AVX__)
+  return _mm256_max_ps(spread(least), value);
+#else
+  return value < spread(least) ? spread(least) : value;
+#endif
+}
+
+Vector at_most(Vector value, float most) {
+#if defined(__AVX512F__)
+  return _mm512_min_ps(spread(most), value);
+#elif defined(__AVX__)
+  return _mm256_min_ps(spread(most), value);
+#else
+  return value > spread(most) ? spread(most) : value;
+#endif
+}
+
+}  // namespace
