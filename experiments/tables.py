@@ -21,6 +21,7 @@ sys.path.append(str(HERE.parent))
 
 from experiments import (  # noqa: E402
     tables_claims,
+    tables_convolutions,
     tables_coverage,
     tables_fused,
     tables_gpu,
@@ -92,6 +93,7 @@ TABLES = {
     "lanes-cpu": lambda: of_cpus(tables_serve.lanes_table),
     "packing-cpu": lambda: of_cpus(tables_packing.packing_table),
     "narrow-cpu": lambda: of_cpus(tables_packing.narrow_table),
+    "convolutions-cpu": lambda: of_cpus(tables_convolutions.convolutions_table),
     "winograd-cpu": lambda: of_cpus(tables_winograd.winograd_table),
     "products-cpu": lambda: of_cpus(tables_products.products_table),
     "recurrent-cpu": lambda: of_cpus(tables_recurrent.recurrent_table),

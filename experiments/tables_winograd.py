@@ -7,8 +7,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from experiments.kernels import AGAIN, PLAIN
 from experiments.tables_recorded import NOT_YET, where
-from experiments.winograd import AGAIN, PLAIN
 
 _TILES = {"winograd_2": "2x2 tiles", "winograd_4": "4x4 tiles"}
 

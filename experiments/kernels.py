@@ -1,0 +1,55 @@
+"""One operator by its library and by kernels of our own: times and errors, for the scripts that compare them."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Last, so that the checkout's datasets/ hides nobody's.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from experiments.serve.overhead import interleaved
+
+PLAIN, AGAIN = "oneDNN", "again"
+
+
+def compared(model: torch.nn.Module, x: torch.Tensor, variants: Sequence[int], threads: int, rounds: int) -> dict[str, Any]:
+    """Microseconds of each way, medians over rounds, oneDNN's a second time for the noise; and largest errors over the largest result.
+
+    Args:
+        model: what one operator computes.
+        x: float32, its only input.
+        variants: by kernels of our own.
+    """
+    from autosched.capture.export import capture
+    from autosched.core.variants import Variant
+    from autosched.runtime.cpu_kernels.steps import own_kernel
+    from autosched.runtime.kernels import bind
+
+    captured = capture(model, (x,))
+    torch.set_num_threads(threads)
+    bound = bind(captured.program, captured.constants, "cpu")
+    [operator] = captured.program.graph.operators
+    kernels: dict[str, Any] = {PLAIN: bound.kernels[0]}
+    kernels |= {Variant(item).name.lower(): own_kernel(operator, bound, threads, item, {}) for item in variants}
+    missing = [str(kernel) for kernel in kernels.values() if not callable(kernel)]
+    if missing:
+        raise SystemExit(f"there is nothing to time: {missing[0]}")
+    slots = bound.new_slots([x])
+    with torch.no_grad():
+        wanted = model.double()(x.double())
+    errors: dict[str, float] = {}
+    with torch.inference_mode():
+        for name, kernel in kernels.items():
+            kernel(slots)
+            errors[name] = float((bound.outputs(slots)[0] - wanted).abs().max() / wanted.abs().max())
+        calls: dict[str, Callable[[], Any]] = {name: partial(kernel, slots) for name, kernel in kernels.items()}
+        times = interleaved({**calls, AGAIN: calls[PLAIN]}, rounds, seed=0)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return {"us": medians, "errors": errors}
