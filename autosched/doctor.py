@@ -228,7 +228,7 @@ def _own_kernels() -> Finding:
     from autosched.runtime.cpu_kernels.steps import WAYS, missing_kernel
 
     if why := next(filter(None, map(missing_kernel, WAYS)), ""):
-        advice = "without them, a 3x3 convolution or a small matrix product on a CPU may take twice as long"
+        advice = "without them, a convolution or a small matrix product on a CPU may take twice as long"
         return Finding("own kernels", State.MISSING, why, advice)
     if kernels_built():
         return Finding("own kernels", State.OK, "built for this processor", "")

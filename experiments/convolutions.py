@@ -2,8 +2,8 @@
 
     python experiments/convolutions.py
 
-writes ``results/<device>/convolutions.json``: for convolutions of well-known models, on one thread and on all, the time of oneDNN's and of the
-kernel's in interleaved rounds, and the largest error of each against float64. ``--smoke`` times one in a few rounds.
+writes ``results/<device>/convolutions.json``: for convolutions of well-known models, on one thread and on all, the time of oneDNN's and
+of the kernel's in interleaved rounds, and the largest error of each against float64. ``--smoke`` times one in a few rounds.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ MAX_SHAPES = 64
 
 def schema_for(shapes: Iterable[Bundle]) -> int:
     """The lowest schema number whose readers know everything in ``shapes``: 7 for a model that decides by its own tensors what runs, 5 for
-    one that changes its buffers or inputs, 4 for modes of Inductor, 3, 4, 6, 7 and 8 for variants that the schemas before did not have,
+    one that changes its buffers or inputs, 4 for modes of Inductor, 3, 4, 6, 7, 8 and 9 for variants that the schemas before did not have,
     else 2.
     """
     needed = 2
