@@ -33,15 +33,27 @@ Vector exponential(Vector value) {
 // As ``convolution.ACTIVATIONS`` numbers them.
 enum class Activation : int64_t { kNone, kSilu, kHardswish };
 
-// An activation, and limits: what is not a number stays so.
+// An activation, or limits: what is not a number stays so.
 struct Follows {
   float least = -std::numeric_limits<float>::infinity(), most = std::numeric_limits<float>::infinity();
   Activation activation = Activation::kNone;
 
+  Vector limited(Vector value) const { return at_most(at_least(value, least), most); }
+
   Vector of(Vector value) const {
     if (activation == Activation::kSilu) return value / (spread(1.0f) + exponential(-value));
     if (activation == Activation::kHardswish) return value * at_most(at_least(value + spread(3.0f), 0.0f), 6.0f) / spread(6.0f);
-    return at_most(at_least(value, least), most);
+    return limited(value);
+  }
+
+  // ``count`` lines of ``width`` numbers, ``apart``, that have just been written. Limits they have already: a few instructions where a value
+  // is at hand; an activation takes more than should stand in each of the many copies of that code.
+  __attribute__((noinline)) void over(float* made, int64_t count, int64_t apart, int64_t width) const {
+    for (; count > 0; --count, made += apart) {
+      int64_t place = 0;
+      for (; place + kLanes <= width; place += kLanes) store(made + place, of(load<Vector>(made + place)));
+      if (place < width) store_some(made + place, of(load_some(made + place, width - place)), width - place);
+    }
   }
 };
 

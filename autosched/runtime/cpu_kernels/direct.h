@@ -193,9 +193,8 @@ class EachChannel {
       const Share mine(lines, number, count);
       for (int64_t line = mine.first; line < mine.last; ++line) {
         int64_t channel = 0;
-        for (; channel + kBlock <= g.channels; channel += kBlock) along<2, true>(line, channel);
-        for (; channel + kLanes <= g.channels; channel += kLanes) along<1, true>(line, channel);
-        if (channel < g.channels) along<1, false>(line, channel);
+        for (; channel + kBlock <= g.channels; channel += kBlock) along<2>(line, channel);
+        for (; channel < g.channels; channel += kLanes) along<1>(line, channel);
       }
     });
   }
@@ -209,19 +208,19 @@ class EachChannel {
     int64_t channel;
   };
 
-  // A few channels of a line. ``Whole``: there are as many as the vectors have.
-  template <int Vectors, bool Whole>
+  // A few channels of a line: as many as two vectors have, or as one has at most.
+  template <int Vectors>
   void along(int64_t line, int64_t channel) const {
     const bool adjacent = g.apart_across == 1, every = adjacent && g.step_across == 1, second = adjacent && g.step_across == 2;
-    if (every && g.wide == 3) return parts<Vectors, Whole, 3, 1, 8>(line, channel);
-    if (every && g.wide == 5) return parts<Vectors, Whole, 5, 1, 8>(line, channel);
-    if (every && g.wide == 7) return parts<Vectors, Whole, 7, 1, 8>(line, channel);
-    if (second && g.wide == 3) return parts<Vectors, Whole, 3, 2, 4>(line, channel);
-    if (second && g.wide == 5) return parts<Vectors, Whole, 5, 2, 4>(line, channel);
-    parts<Vectors, Whole, 0, 0, 1>(line, channel);
+    if (every && g.wide == 3) return parts<Vectors, 3, 1, 8>(line, channel);
+    if (every && g.wide == 5) return parts<Vectors, 5, 1, 8>(line, channel);
+    if (every && g.wide == 7) return parts<Vectors, 7, 1, 8>(line, channel);
+    if (second && g.wide == 3) return parts<Vectors, 3, 2, 4>(line, channel);
+    if (second && g.wide == 5) return parts<Vectors, 5, 2, 4>(line, channel);
+    parts<Vectors, 0, 0, 1>(line, channel);
   }
 
-  template <int Vectors, bool Whole, int Wide, int Step, int Count>
+  template <int Vectors, int Wide, int Step, int Count>
   void parts(int64_t line, int64_t channel) const {
     const int64_t top = line % g.out_height * g.step_down - g.top;
     const int64_t begin = top >= 0 ? 0 : (-top + g.apart_down - 1) / g.apart_down;
@@ -232,17 +231,20 @@ class EachChannel {
       const Part part{
           from + left * g.column_stride, line * g.out_width + across, std::min<int64_t>(Count, g.out_width - across), left, begin, end, channel};
       if constexpr (Wide == 0) {
-        one<Vectors, Whole>(part);
+        one<Vectors>(part);
       } else if (left >= 0 && left + (Count - 1) * Step + Wide <= g.width && part.count == Count) {
-        some<Vectors, Whole, Wide, Step, Count, true>(part);
+        some<Vectors, Wide, Step, Count, true>(part);
       } else {
-        some<Vectors, Whole, Wide, Step, Count, false>(part);
+        some<Vectors, Wide, Step, Count, false>(part);
       }
     }
+    if (follows.activation == Activation::kNone) return;
+    const int64_t width = std::min<int64_t>(Vectors * kLanes, g.channels - channel);
+    follows.over(made + line * g.out_width * g.channels + channel, g.out_width, g.channels, width);
   }
 
   // Each number is read once. ``Inside``: all of them lie inside of the picture.
-  template <int Vectors, bool Whole, int Wide, int Step, int Count, bool Inside>
+  template <int Vectors, int Wide, int Step, int Count, bool Inside>
   void some(const Part& part) const {
     const int64_t channels = g.channels - part.channel;
     Vector sums[Count][Vectors] = {};
@@ -254,13 +256,13 @@ class EachChannel {
         Vector weight[Wide];
 #pragma GCC unroll 8
         for (int column = 0; column < Wide; ++column) {
-          weight[column] = load_some<Whole>(factors + column * g.channels + place * kLanes, channels);
+          weight[column] = load_channels<Vectors>(factors + column * g.channels + place * kLanes, channels);
         }
 #pragma GCC unroll 16
         for (int number = 0; number < (Count - 1) * Step + Wide; ++number) {
           const int64_t x = part.left + number;
           Vector there = {};
-          if (Inside || (x >= 0 && x < g.width)) there = load_some<Whole>(numbers + number * g.column_stride + place * kLanes, channels);
+          if (Inside || (x >= 0 && x < g.width)) there = load_channels<Vectors>(numbers + number * g.column_stride + place * kLanes, channels);
 #pragma GCC unroll 8
           for (int result = 0; result < Count; ++result) {
             const int column = number - result * Step;
@@ -271,12 +273,12 @@ class EachChannel {
     }
 #pragma GCC unroll 8
     for (int result = 0; result < Count; ++result) {
-      if (Inside || result < part.count) write<Vectors, Whole>(sums[result], part.pixel + result, part.channel);
+      if (Inside || result < part.count) finish<Vectors>(sums[result], part.pixel + result, part.channel);
     }
   }
 
   // A result with weights of any size.
-  template <int Vectors, bool Whole>
+  template <int Vectors>
   void one(const Part& part) const {
     const int64_t channels = g.channels - part.channel;
     Vector sums[Vectors] = {};
@@ -288,24 +290,31 @@ class EachChannel {
         const float* const factors = weights + (row * g.wide + column) * g.channels + part.channel;
 #pragma GCC unroll 2
         for (int place = 0; place < Vectors; ++place) {
-          const Vector weight = load_some<Whole>(factors + place * kLanes, channels);
-          sums[place] = multiply_add(weight, load_some<Whole>(numbers + place * kLanes, channels), sums[place]);
+          const Vector weight = load_channels<Vectors>(factors + place * kLanes, channels);
+          sums[place] = multiply_add(weight, load_channels<Vectors>(numbers + place * kLanes, channels), sums[place]);
         }
       }
     }
-    write<Vectors, Whole>(sums, part.pixel, part.channel);
+    finish<Vectors>(sums, part.pixel, part.channel);
   }
 
-  template <int Vectors, bool Whole>
-  void write(const Vector (&sums)[Vectors], int64_t pixel, int64_t channel) const {
+  template <int Vectors>
+  static Vector load_channels(const float* from, int64_t channels) {
+    return Vectors > 1 ? load<Vector>(from) : load_some(from, channels);
+  }
+
+  // With bias and residual; an activation is still to follow.
+  template <int Vectors>
+  void finish(const Vector (&sums)[Vectors], int64_t pixel, int64_t channel) const {
     const int64_t channels = g.channels - channel;
 #pragma GCC unroll 2
     for (int place = 0; place < Vectors; ++place) {
       const int64_t first = channel + place * kLanes, to = pixel * g.channels + first;
       Vector value = sums[place];
-      if (bias != nullptr) value += load_some<Whole>(bias + first, channels);
-      if (residual != nullptr) value += load_some<Whole>(residual + to, channels);
-      store_some<Whole>(made + to, follows.of(value), channels);
+      if (bias != nullptr) value += load_channels<Vectors>(bias + first, channels);
+      if (residual != nullptr) value += load_channels<Vectors>(residual + to, channels);
+      value = follows.limited(value);
+      Vectors > 1 ? store(made + to, value) : store_some(made + to, value, channels);
     }
   }
 

@@ -42,21 +42,22 @@ struct End {
   bool last = true;
 };
 
-// The results at ``made + place``, in the vector of the block that begins at ``vector``.
+// The results at ``made + place``, in the vector of the block that begins at ``vector``; an activation is still to follow. ``Whole``: all of the
+// vector are results.
 template <bool Whole>
 void finish(Vector value, const Rows& rows, const End& end, int64_t place, int64_t vector) {
-  const int64_t count = end.features - vector;
-  if (rows.more) value += load_some<Whole>(rows.made + place, count);
+  const int64_t count = Whole ? kLanes : end.features - vector;
+  if (rows.more) value += load_some(rows.made + place, count);
   if (end.last) {
-    if (end.bias != nullptr) value += load_some<Whole>(end.bias + vector, count);
-    if (end.residual != nullptr) value += load_some<Whole>(end.residual + place, count);
-    value = end.follows.of(value);
+    if (end.bias != nullptr) value += load_some(end.bias + vector, count);
+    if (end.residual != nullptr) value += load_some(end.residual + place, count);
+    value = end.follows.limited(value);
   }
-  store_some<Whole>(rows.made + place, value, count);
+  store_some(rows.made + place, value, count);
 }
 
 // ``Count`` rows of a block of ``Vectors``: every sum over channels in their order, so that it does not depend on what else is computed.
-// ``Whole``: all of the block's features are results.
+// ``Whole``: all of the block are results.
 template <int Count, int Vectors, bool Whole, bool Turned>
 void block_rows(const Rows& rows, int64_t first, const float* weights, int64_t channels, const End& end) {
   const float* const numbers = rows.numbers + (Turned ? first : first * rows.apart);
@@ -72,16 +73,13 @@ void block_rows(const Rows& rows, int64_t first, const float* weights, int64_t c
   }
 #pragma GCC unroll 16
   for (int row = 0; row < Count; ++row) {
-    const int64_t to = (first + row) * rows.features;
 #pragma GCC unroll 2
     for (int place = 0; place < Vectors; ++place) {
-      if (Whole || place + 1 < Vectors) {
-        finish<true>(sums[row][place], rows, end, to + place * kLanes, place * kLanes);
-      } else {
-        finish<false>(sums[row][place], rows, end, to + place * kLanes, place * kLanes);
-      }
+      const int64_t to = (first + row) * rows.features + place * kLanes;
+      Whole ? finish<true>(sums[row][place], rows, end, to, place * kLanes) : finish<false>(sums[row][place], rows, end, to, place * kLanes);
     }
   }
+  if (end.last && end.follows.activation != Activation::kNone) end.follows.over(rows.made + first * rows.features, Count, rows.features, end.features);
 }
 
 template <int Count, int Vectors, bool Whole, bool Turned>
@@ -109,11 +107,9 @@ int64_t block_width(int64_t features, int64_t first) { return first + kBlock <= 
 
 template <bool Turned>
 void blocks(int64_t count, const Rows& rows, const float* weights, int64_t channels, int64_t width, const End& end) {
-  const bool whole = end.features >= width;
-  if (width == kBlock && whole) return block<2, true, Turned>(count, rows, weights, channels, end);
-  if (width == kBlock) return block<2, false, Turned>(count, rows, weights, channels, end);
-  if (whole) return block<1, true, Turned>(count, rows, weights, channels, end);
-  block<1, false, Turned>(count, rows, weights, channels, end);
+  const bool pair = width == kBlock, whole = end.features >= width;
+  if (whole) return pair ? block<2, true, Turned>(count, rows, weights, channels, end) : block<1, true, Turned>(count, rows, weights, channels, end);
+  pair ? block<2, false, Turned>(count, rows, weights, channels, end) : block<1, false, Turned>(count, rows, weights, channels, end);
 }
 
 // ``count`` rows of a block of features, ``width`` wide, that begins at ``rows.made``. ``weights`` are its own.

@@ -50,10 +50,9 @@ Vector multiply_add(Vector factor, Vector number, Vector sum) {
 #endif
 }
 
-// The first ``count`` numbers of a vector, if ``Whole`` does not say that there are enough; the others are zeros.
-template <bool Whole>
+// The first ``count`` numbers of a vector, or all if there are more; the others are zeros.
 Vector load_some(const float* from, int64_t count) {
-  if constexpr (Whole) return load<Vector>(from);
+  if (count >= kLanes) return load<Vector>(from);
 #if defined(__AVX512F__)
   return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);
 #else
@@ -63,9 +62,8 @@ Vector load_some(const float* from, int64_t count) {
 #endif
 }
 
-template <bool Whole>
 void store_some(float* to, Vector value, int64_t count) {
-  if constexpr (Whole) return store(to, value);
+  if (count >= kLanes) return store(to, value);
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), value);
 #else

@@ -147,13 +147,10 @@ class Convolution {
   }
 
   void give(int64_t tile, const float* sums, int64_t between) const {
-    int64_t feature = 0;
-    for (; feature + kLanes <= g.features; feature += kLanes) give_features<true>(tile, sums, between, feature);
-    if (feature < g.features) give_features<false>(tile, sums, between, feature);
+    for (int64_t feature = 0; feature < g.features; feature += kLanes) give_features(tile, sums, between, feature);
   }
 
-  // The results of a tile, with all that follows. ``Whole``: there are as many features as a vector has.
-  template <bool Whole>
+  // The results of a tile, with all that follows.
   void give_features(int64_t tile, const float* sums, int64_t between, int64_t feature) const {
     const Corner at = corner(tile);
     Vector numbers[kPoints], halfway[Outputs * kIn], results[Outputs * Outputs];
@@ -161,15 +158,15 @@ class Convolution {
     for (int column_at = 0; column_at < kIn; ++column_at) Rule::output(numbers + column_at, kIn, halfway + column_at, kIn);
     for (int row_at = 0; row_at < Outputs; ++row_at) Rule::output(halfway + row_at * kIn, 1, results + row_at * Outputs, 1);
     const int64_t features = g.features - feature;
-    const Vector added = bias == nullptr ? Vector{} : load_some<Whole>(bias + feature, features);
+    const Vector added = bias == nullptr ? Vector{} : load_some(bias + feature, features);
     const int64_t rows = std::min<int64_t>(Outputs, g.out_height - at.row), columns = std::min<int64_t>(Outputs, g.out_width - at.column);
     for (int64_t row_at = 0; row_at < rows; ++row_at) {
       for (int64_t column_at = 0; column_at < columns; ++column_at) {
         const int64_t pixel = (at.picture * g.out_height + at.row + row_at) * g.out_width + at.column + column_at;
         const int64_t to = pixel * g.features + feature;
         Vector result = results[row_at * Outputs + column_at] + added;
-        if (residual != nullptr) result += load_some<Whole>(residual + to, features);
-        store_some<Whole>(made + to, follows.of(result), features);
+        if (residual != nullptr) result += load_some(residual + to, features);
+        store_some(made + to, follows.of(result), features);
       }
     }
   }
