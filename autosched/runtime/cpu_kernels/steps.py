@@ -36,6 +36,7 @@ from autosched.runtime.instructions import (
 from autosched.runtime.kernels import BoundProgram, joined
 from autosched.runtime.numerics import compare
 from autosched.runtime.one_copy import one_copy
+from autosched.runtime.plan import Plan
 from autosched.runtime.thread_state import inference_mode
 
 Weights = MutableMapping[tuple[int, int, bool], torch.Tensor]
@@ -153,6 +154,11 @@ def own_kernel(operator: Operator, bound: BoundProgram, width: int, variant: int
     made = joined(steps, operator)
     why = _difference(operator, bound, made)
     return Refused(why) if why else made
+
+
+def packed_by_own(graph: OpGraph, plan: Plan) -> frozenset[int]:
+    """The values that operators of ``plan`` read and, in variants of :data:`WAYS`, may have packed copies of."""
+    return frozenset(value for step in plan.steps if step.variant in WAYS for value in graph.operators[step.operator].reads)
 
 
 def without_replaced(bound: BoundProgram, replaced: Mapping[int, int]) -> Slots:

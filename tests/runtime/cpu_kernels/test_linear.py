@@ -352,6 +352,22 @@ def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(tmp_path: 
         assert torch.allclose(autosched.load(path, model)(x), model(x), atol=1e-5)
 
 
+@pytest.mark.parametrize("lowering", [Lowering.REWRITTEN, Lowering.FUSED])
+@pytest.mark.parametrize("counted", [True, False])
+def test_new_numbers_in_a_weight_that_no_library_packs_are_followed(lowering: Lowering, counted: bool, tmp_path: Path) -> None:
+    """Its operator would read them where they are, and no prologue says that anything was made of them."""
+    model, x, found = captured(COMPUTED["linear"], lowering=lowering)
+    assert not found.program.prologue
+    save_with(tmp_path / "net.autosched", found, OWN)
+    fast = autosched.load(tmp_path / "net.autosched", model, strict=True)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.allclose(fast(x), model(x), atol=1e-5)
+            for parameter in (model.a.weight, model.a.bias):
+                (parameter if counted else parameter.data).mul_(-0.5)
+        assert torch.allclose(fast(x), model(x), atol=1e-5)
+
+
 def test_vectors_are_no_longer_than_features_are_asked_to_fill() -> None:
     library = kernel_library()
     assert isinstance(library, Library)
