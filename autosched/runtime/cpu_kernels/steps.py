@@ -176,6 +176,8 @@ def without_replaced(bound: BoundProgram, replaced: Mapping[int, int]) -> Slots:
             continue
         found = _found(calls, WAYS[variant], graph)
         gone.update(value for item in found.values() for value in item.replaced)
+        # The weights of one may be the rows of another.
+        others.update(slot for item in found.values() for slot in _tensors(item))
         # Beside what is replaced, an operator may have calls that read what that one has weights from.
         others.update(value for call in calls.calls if call not in found for value in call.reads())
     for value in gone - others - set(graph.outputs):

@@ -265,6 +265,15 @@ def test_weights_that_another_operator_reads_are_kept() -> None:
     assert torch.allclose(bound.run([x])[0], model(x), atol=1e-4)
 
 
+def test_weights_that_are_the_rows_of_another_product_are_kept() -> None:
+    """That product is computed in every call, since its result is the caller's."""
+    model, x, found = captured(lambda m, x: (m.bare(m.a.weight), m.a(x)))  # type: ignore[arg-type, return-value]
+    bound, offered = bound_with(found, OWN)
+    assert len(offered) == 2
+    for got, wanted in zip(bound.run([x]), model(x), strict=True):
+        assert torch.allclose(got, wanted, atol=1e-5)
+
+
 def test_one_weight_both_ways_round() -> None:
     model, x, found = captured(lambda m, x: torch.tanh(x @ m.a.weight) @ m.a.weight.t())
     bound, offered = bound_with(found, OWN)
