@@ -431,6 +431,15 @@ def test_a_file_that_uses_it_is_degraded_where_it_cannot_be_had(tmp_path: Path, 
         assert torch.allclose(fast(x), model(x), atol=1e-4)
 
 
+def test_nothing_is_compiled_for_a_file_whose_kernels_are_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, _ = captured(COMPUTED["plain"])
+    save_with(tmp_path / "net.autosched", capture(model, (x,)), Variant.WINOGRAD_2)
+    monkeypatch.setattr(libraries, "_library", lambda: pytest.fail("it is not wanted"))
+    monkeypatch.setattr(libraries, "_state", libraries._State())
+    monkeypatch.setenv("AUTOSCHED_WINOGRAD", "0")
+    assert autosched.load(tmp_path / "net.autosched", model).report().scheduled
+
+
 def test_a_file_that_uses_it_is_degraded_where_the_compiler_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, _ = captured(COMPUTED["plain"])
     save_with(tmp_path / "net.autosched", capture(model, (x,)), Variant.WINOGRAD_2)
