@@ -22,6 +22,7 @@ from autosched.runtime.attribute_tensors import AttributeTensors
 from autosched.runtime.audit import audit_run
 from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.called import Called
+from autosched.runtime.cpu_kernels.steps import packed_by_own
 from autosched.runtime.current_device import made_current
 from autosched.runtime.float32 import as_it_is_set, full_float32, rounded_as
 from autosched.runtime.host_key import usable_cores
@@ -153,7 +154,8 @@ class Binder:
         reads = Reads(program, self.model, manners.unbound) if verify and not self._frozen else None
         # The watch first: a change while the weights are read is then seen at the next call.
         beside = reads.known if reads is not None else manners.unbound
-        watch = ModelWatch(self.model, program, beside, frozen=self._frozen, all_words=self._padded)
+        copied = packed_by_own(program.graph, plan)
+        watch = ModelWatch(self.model, program, beside, frozen=self._frozen, all_words=self._padded, packed=copied)
         began = self._tensors(program)
         constants = gather_constants(program, self.model, bundle.literals)
         if device.type == "cpu":

@@ -66,9 +66,13 @@ def cpu_device_key() -> DeviceKey:
 
 @lru_cache(maxsize=1)
 def processor_digest() -> str:
-    """Of what is known of the processor, however many of its cores this process may use: what is compiled for it depends on that."""
+    """Of what is known of the processor, however many of its cores this process may use: what is compiled for it depends on that.
+
+    More than schedules ask for: of two machines with one cache folder and one key, a hypervisor may have taken some instructions from one.
+    """
     key = cpu_device_key()
-    known = key.name, [item for item in key.details if item[0] != "cores"]
+    instructions = sorted(name for name, has in torch.cpu.get_capabilities().items() if has is True)
+    known = key.name, [item for item in key.details if item[0] != "cores"], instructions
     return hashlib.sha256(msgspec.json.encode(known)).hexdigest()
 
 

@@ -285,7 +285,7 @@ def _ready_code(bundles: Sequence[Bundle]) -> None:
     """
     if any(bundle.key.software.engine is Engine.NATIVE for bundle in bundles) and native_library() is None and not obstacle():
         build_native()
-    if any(variant in WAYS for bundle in bundles for variant in bundle.schedule.variant):
+    if any(variant in WAYS and WAYS[variant].wanted() for bundle in bundles for variant in bundle.schedule.variant):
         kernel_library()
 
 

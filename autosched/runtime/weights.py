@@ -8,7 +8,7 @@ lanes were built, one call tells that nothing was changed (``native.watch``), an
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -55,6 +55,7 @@ class ModelWatch:
             only a comparison with the model tells whether the program may still do without them.
         frozen: the caller vouches that modules and weights stay as they are; only modes and hooks are then looked at.
         all_words: whether uncounted writes are of consequence for every weight.
+        packed: values of the program that operators have packed copies of, beside those that its prologue reads.
 
     Raises:
         UnwatchableModel: if a parameter carries no version counter (it was made under ``torch.inference_mode``).
@@ -62,8 +63,16 @@ class ModelWatch:
     """
 
     def __init__(
-        self, model: torch.nn.Module, program: Program, beside: Sequence[Binding] = (), *, frozen: bool = False, all_words: bool = False
+        self,
+        model: torch.nn.Module,
+        program: Program,
+        beside: Sequence[Binding] = (),
+        *,
+        frozen: bool = False,
+        all_words: bool = False,
+        packed: Collection[int] = (),
     ) -> None:
+        self.packed = packed
         self._frozen = frozen
         modules = list(model.modules())
         self._modes = Modes(modules_with_a_mode(model))
@@ -109,7 +118,7 @@ class ModelWatch:
         self._fixed = [*(module.__dict__ for module in modules), *chain.from_iterable(each.tables for each in filled)]
         self._count()
         # Nothing is computed ahead from what operators read, nor need one that vouches for them be told.
-        ahead = {value for call in program.prologue for value in call.reads()}
+        ahead = {value for call in program.prologue for value in call.reads()}.union(packed)
         whole = all_words or any(in_its_code(program, tensor.device.type) for tensor in self._tensors)
         taken = [tensor for tensor, binding in zip(self._tensors, bindings, strict=False) if whole or binding.value in ahead]
         self._ahead = [*taken, *self._beside] if not frozen else []

@@ -38,6 +38,7 @@ from autosched.runtime.instructions import (
 from autosched.runtime.kernels import BoundProgram, joined
 from autosched.runtime.numerics import compare
 from autosched.runtime.one_copy import one_copy
+from autosched.runtime.plan import Plan
 from autosched.runtime.thread_state import inference_mode
 
 Weights = MutableMapping[tuple[int, int, bool], torch.Tensor]
@@ -172,6 +173,11 @@ def own_kernel(operator: Operator, bound: BoundProgram, width: int, variant: int
     return Refused(why) if why else made
 
 
+def packed_by_own(graph: OpGraph, plan: Plan) -> frozenset[int]:
+    """The values that operators of ``plan`` read and, in variants of :data:`WAYS`, may have packed copies of."""
+    return frozenset(value for step in plan.steps if step.variant in WAYS for value in graph.operators[step.operator].reads)
+
+
 def without_replaced(bound: BoundProgram, replaced: Mapping[int, int]) -> Slots:
     """The constants of ``bound`` without the weights that nobody reads once operators run by :func:`own_kernel`.
 
@@ -187,6 +193,8 @@ def without_replaced(bound: BoundProgram, replaced: Mapping[int, int]) -> Slots:
             continue
         found = _found(calls, WAYS[variant], graph)
         gone.update(value for item in found.values() for value in item.replaced)
+        # The weights of one may be the rows of another.
+        others.update(slot for item in found.values() for slot in _tensors(item))
         # Beside what is replaced, an operator may have calls that read what that one has weights from.
         others.update(value for call in calls.calls if call not in found for value in call.reads())
     for value in gone - others - set(graph.outputs):

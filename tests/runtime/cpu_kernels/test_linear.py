@@ -267,6 +267,15 @@ def test_weights_that_another_operator_reads_are_kept() -> None:
     assert torch.allclose(bound.run([x])[0], model(x), atol=1e-4)
 
 
+def test_weights_that_are_the_rows_of_another_product_are_kept() -> None:
+    """That product is computed in every call, since its result is the caller's."""
+    model, x, found = captured(lambda m, x: (m.bare(m.a.weight), m.a(x)))  # type: ignore[arg-type, return-value]
+    bound, offered = bound_with(found, OWN)
+    assert len(offered) == 2
+    for got, wanted in zip(bound.run([x]), model(x), strict=True):
+        assert torch.allclose(got, wanted, atol=1e-5)
+
+
 def test_one_weight_both_ways_round() -> None:
     model, x, found = captured(lambda m, x: torch.tanh(x @ m.a.weight) @ m.a.weight.t())
     bound, offered = bound_with(found, OWN)
@@ -352,6 +361,22 @@ def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(tmp_path: 
     assert said in without.lines
     with torch.no_grad():
         assert torch.allclose(autosched.load(path, model)(x), model(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("lowering", [Lowering.REWRITTEN, Lowering.FUSED])
+@pytest.mark.parametrize("counted", [True, False])
+def test_new_numbers_in_a_weight_that_no_library_packs_are_followed(lowering: Lowering, counted: bool, tmp_path: Path) -> None:
+    """Its operator would read them where they are, and no prologue says that anything was made of them."""
+    model, x, found = captured(COMPUTED["linear"], lowering=lowering)
+    assert not found.program.prologue
+    save_with(tmp_path / "net.autosched", found, OWN)
+    fast = autosched.load(tmp_path / "net.autosched", model, strict=True)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.allclose(fast(x), model(x), atol=1e-5)
+            for parameter in (model.a.weight, model.a.bias):
+                (parameter if counted else parameter.data).mul_(-0.5)
+        assert torch.allclose(fast(x), model(x), atol=1e-5)
 
 
 def test_vectors_are_no_longer_than_features_are_asked_to_fill() -> None:

@@ -25,7 +25,7 @@ from autosched.runtime.cpu_kernels import steps
 from autosched.runtime.cpu_kernels.library import Library, kernel_library
 from autosched.runtime.cpu_kernels.weights import transformed
 from autosched.runtime.cpu_kernels.winograd import read_winograd
-from autosched.runtime.host_key import compiler_key, cpu_device_key, software_key
+from autosched.runtime.host_key import compiler_key, cpu_device_key, processor_digest, software_key
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.instructions import CallOperator, RunKernel, carrying, fixed_tensors, instructions_of
 from autosched.runtime.kernels import bind
@@ -343,6 +343,19 @@ def test_weights_of_another_form_than_the_program_says_are_refused(weights: torc
     assert "expected torch.float32(20, 20, 3, 3)" in refused.reason
 
 
+def test_it_is_built_for_the_instructions_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two machines of one name may share a cache folder: what is built for one would end on an instruction that the other has not."""
+    here = torch.cpu.get_capabilities()
+    keys, digests = [], []
+    for found in (here, {**here, "bmi2": not here.get("bmi2")}):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=found: found)
+        monkeypatch.setattr(libraries, "processor_digest", processor_digest.__wrapped__)
+        keys.append(cpu_device_key())
+        digests.append(libraries.kernels_recipe.__wrapped__().key)
+    assert keys[0] == keys[1]
+    assert digests[0] != digests[1]
+
+
 def test_without_a_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "empty"))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -419,6 +432,15 @@ def test_a_file_that_uses_it_is_degraded_where_it_cannot_be_had(tmp_path: Path, 
     fast = autosched.load(tmp_path / "net.autosched", model)
     with torch.no_grad():
         assert torch.allclose(fast(x), model(x), atol=1e-4)
+
+
+def test_nothing_is_compiled_for_a_file_whose_kernels_are_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, _ = captured(COMPUTED["plain"])
+    save_with(tmp_path / "net.autosched", capture(model, (x,)), Variant.WINOGRAD_2)
+    monkeypatch.setattr(libraries, "_library", lambda: pytest.fail("it is not wanted"))
+    monkeypatch.setattr(libraries, "_state", libraries._State())
+    monkeypatch.setenv("AUTOSCHED_WINOGRAD", "0")
+    assert autosched.load(tmp_path / "net.autosched", model).report().scheduled
 
 
 def test_a_file_that_uses_it_is_degraded_where_the_compiler_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
