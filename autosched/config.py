@@ -199,6 +199,15 @@ def own_convolutions_wanted() -> bool:
     return _switched_on("AUTOSCHED_CONVOLUTIONS", "convolutions that are oneDNN's or Winograd's alone")
 
 
+def own_gru_wanted() -> bool:
+    """Whether gated recurrent units on a CPU may be computed by a kernel of our own: not if ``AUTOSCHED_GRU`` is 0.
+
+    Raises:
+        UsageError: if the variable is neither 0 nor 1.
+    """
+    return _switched_on("AUTOSCHED_GRU", "gated recurrent units that are PyTorch's alone")
+
+
 def _switched_on(variable: str, otherwise: str) -> bool:
     given = os.environ.get(variable, "1")
     if given not in ("", "0", "1"):

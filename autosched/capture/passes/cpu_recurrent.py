@@ -19,7 +19,8 @@ from autosched.core.graph import TensorSpec
 from autosched.core.program import Ref
 
 _LSTM = "aten::lstm.input"
-_OTHERS = ("aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input")
+_GRU = "aten::gru.input"
+_OTHERS = (_GRU, "aten::rnn_tanh.input", "aten::rnn_relu.input")
 _LSTM_MODE = 2  # of at::mkldnn_rnn_layer, which has no other
 _GATES = 4
 
@@ -46,8 +47,8 @@ class _Recurrence:
 def part_cpu_recurrences(draft: Draft) -> int:
     """Each ``lstm`` with constant weights becomes ``mkldnn_rnn_layer`` calls, one for each layer and direction.
 
-    A ``gru`` or a plain recurrent layer becomes as many calls of its own kind where it has two directions. Whole sequences are turned
-    around for the second one.
+    A ``gru`` becomes as many calls of its own kind, which the kernel of our own takes (``runtime.cpu_kernels.gru``), and so does a plain
+    recurrent layer where it has two directions. Whole sequences are turned around for the second one.
     """
     if draft.device.type != "cpu":
         return 0
@@ -80,7 +81,7 @@ def _read(node: Node, draft: Draft, fixed: set[int]) -> _Recurrence | None:
     if node.target == _LSTM:
         if not _packable([draft.specs[value] for value in (source, *states, *values)]):
             return None
-    elif directions == 1:
+    elif directions == 1 and node.target != _GRU:
         return None
     return _Recurrence(
         source,

@@ -30,7 +30,21 @@ Vector exponential(Vector value) {
   return sum * reinterpret_cast<Vector>((half + 127) << 23) * reinterpret_cast<Vector>((power - half + 127) << 23);
 }
 
-// As ``convolution.ACTIVATIONS`` numbers them.
+Vector sigmoid(Vector value) { return spread(1.0f) / (spread(1.0f) + exponential(-value)); }
+
+// Near zero a polynomial, also of Cephes (tanhf), since little would be left of a difference.
+Vector hyperbolic_tangent(Vector value) {
+  const Vector square = value * value;
+  Vector sum = spread(-5.70498872745e-3f);
+  for (const float factor : {2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f}) {
+    sum = multiply_add(sum, square, spread(factor));
+  }
+  const Vector small = multiply_add(sum * square, value, value);
+  const Vector large = spread(1.0f) - spread(2.0f) / (spread(1.0f) + exponential(value + value));
+  return square < spread(0.625f * 0.625f) ? small : large;
+}
+
+// As ``convolution._INSIDE`` numbers them.
 enum class Activation : int64_t { kNone, kSilu, kHardswish };
 
 // An activation, or limits: what is not a number stays so.

@@ -78,9 +78,14 @@ class Convolution:
     turned: bool
 
     @property
-    def replaced(self) -> tuple[int, ...]:
-        """The slots that it does without: its weights are packed in a way of their own."""
+    def weights(self) -> tuple[int, ...]:
+        """Slots of what is packed in the kernel's own way."""
         return (self.weight,)
+
+    @property
+    def replaced(self) -> tuple[int, ...]:
+        """The slots that it does without."""
+        return self.weights
 
 
 def is_convolution(call: Call) -> bool:

@@ -35,13 +35,14 @@ constexpr int64_t kMostRows = 512;
 
 class Summed {
  public:
-  Summed(const Direct& geometry, const float* picture, float* made, const float* residual, const float* bias, const float* weights)
-      : g(geometry), picture(picture), made(made), residual(residual), bias(bias), weights(weights) {
+  Summed(
+      const Direct& geometry, const float* picture, float* made, const float* residual, const float* bias, const float* weights,
+      const Follows& follows)
+      : g(geometry), picture(picture), made(made), residual(residual), bias(bias), weights(weights), follows(follows) {
     taps = g.tall * g.wide;
     sum = taps * g.channels;
     padded = (g.features + kLanes - 1) / kLanes * kLanes;
     pixels = g.batch * g.out_height * g.out_width;
-    follows = g.following.read();
     turned = g.channel_stride != 1;
     as_they_lie = taps == 1 && g.step_down == 1 && g.step_across == 1 && g.top == 0 && g.left == 0 && g.channel_stride == 1 &&
         g.row_stride == g.width * g.column_stride && (g.batch == 1 || g.batch_stride == g.height * g.row_stride);
@@ -173,8 +174,8 @@ class Summed {
   const float* residual;
   const float* bias;
   const float* weights;
+  const Follows follows;
   int64_t taps = 0, sum = 0, padded = 0, pixels = 0;
-  Follows follows{};
   bool as_they_lie = false, turned = false;
 };
 
@@ -330,7 +331,7 @@ class EachChannel {
 void convolve_directly(const float* picture, float* made, const float* residual, const float* bias, const float* weights, const int64_t* numbers) {
   const auto geometry = read<Direct>(numbers);
   if (geometry.each_channel != 0) return EachChannel(geometry, picture, made, residual, bias, weights).run();
-  Summed(geometry, picture, made, residual, bias, weights).run();
+  Summed(geometry, picture, made, residual, bias, weights, geometry.following.read()).run();
 }
 
 }  // namespace

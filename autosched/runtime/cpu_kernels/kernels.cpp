@@ -1,6 +1,7 @@
 // Kernels of our own for CPUs, compiled for the processor they run on; see library.py.
 
 #include "direct.h"
+#include "gru.h"
 #include "winograd.h"
 
 // One for each set of tensors that there may be, since whoever calls a kernel hands over all of its pointers, and none that is null.
@@ -46,6 +47,11 @@ __attribute__((visibility("default"))) void autosched_direct_residual(
 __attribute__((visibility("default"))) void autosched_direct_bias_residual(
     const float* picture, float* made, const float* bias, const float* residual, const float* weights, const int64_t* geometry) {
   convolve_directly(picture, made, residual, bias, weights, geometry);
+}
+
+__attribute__((visibility("default"))) void autosched_gru_residual(
+    const float* rows, float* made, const float* state, const float* weights, const int64_t* layer) {
+  recur(rows, made, state, weights, layer);
 }
 
 }

@@ -43,13 +43,14 @@ class Library:
 
     Args:
         lanes: float32 numbers in a vector.
-        winograd, direct: parameters are addresses: what is read, the result, bias, residual, weights, geometry.
+        winograd, direct, gru: parameters are addresses: what is read, the result, bias, residual, weights, geometry.
         loaded: keeps the code where it is.
     """
 
     lanes: int
     winograd: Entries
     direct: Entries
+    gru: Entries
     loaded: object
 
 
@@ -111,7 +112,8 @@ def _loaded(path: Path) -> Library:
         {(bias, residual): _entry(loaded, kernel, bias, residual) for bias in either for residual in either}
         for kernel in ("winograd", "direct")
     )
-    return Library(int(loaded.autosched_vector_lanes()), winograd, direct, loaded)
+    gru = {(False, True): _entry(loaded, "gru", bias=False, residual=True)}
+    return Library(int(loaded.autosched_vector_lanes()), winograd, direct, gru, loaded)
 
 
 def _entry(loaded: ctypes.CDLL, kernel: str, bias: bool, residual: bool) -> Entry:

@@ -60,8 +60,13 @@ class Linear:
     after = None
 
     @property
+    def weights(self) -> tuple[int, ...]:
+        """Slots of what is packed in the kernel's own way."""
+        return (self.weight,)
+
+    @property
     def replaced(self) -> tuple[int, ...]:
-        """The slots that it does without: its weights are packed in a way of their own."""
+        """The slots that it does without."""
         return (self.weight,) if self.packed is None else (self.weight, self.packed)
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from autosched.config import own_convolutions_wanted, own_products_wanted, winograd_wanted
+from autosched.config import own_convolutions_wanted, own_gru_wanted, own_products_wanted, winograd_wanted
 from autosched.core.from_outside import let_through
 from autosched.core.graph import Operator, OpGraph
 from autosched.core.program import Call
 from autosched.core.variants import Variant
 from autosched.runtime.calls import Kernel, Slots, compile_call
-from autosched.runtime.cpu_kernels import direct, winograd
+from autosched.runtime.cpu_kernels import direct, gru, winograd
 from autosched.runtime.cpu_kernels.convolution import Convolution
 from autosched.runtime.cpu_kernels.library import Entries, Library, kernel_library, kernels_built, kernels_obstacle
 from autosched.runtime.cpu_kernels.linear import Linear, may_be_linear, read_linear
@@ -41,11 +41,11 @@ from autosched.runtime.one_copy import one_copy
 from autosched.runtime.plan import Plan
 from autosched.runtime.thread_state import inference_mode
 
-Weights = MutableMapping[tuple[int, int, bool], torch.Tensor]
-"""Weights as a kernel multiplies with them: by the value that holds them otherwise, the variant, and whether they are turned."""
+Weights = MutableMapping[tuple[tuple[int, ...], int, bool], torch.Tensor]
+"""Weights as a kernel multiplies with them: by the values that hold them otherwise, the variant, and whether they are turned."""
 
 
-Computed = Convolution | Linear
+Computed = Convolution | Linear | gru.Gru
 """What a kernel computes in the place of a call."""
 
 
@@ -65,7 +65,7 @@ class _Way:
     wanted: Callable[[], bool]
     switch: str
     read: Callable[[Call, OpGraph, Mapping[int, Window]], Any]
-    packed: Callable[[Any, torch.Tensor, int], torch.Tensor]
+    packed: Callable[[Any, list[torch.Tensor], int], torch.Tensor]
     numbers: Callable[[Any, OpGraph, int], torch.Tensor]
     entries: Callable[[Library], Entries]
     only: str
@@ -76,15 +76,15 @@ def _winograd(outputs: int) -> _Way:
         winograd_wanted,
         "AUTOSCHED_WINOGRAD",
         lambda call, graph, windows: winograd.read_winograd(call, graph),
-        lambda item, weight, lanes: transformed(weight, outputs, lanes),
+        lambda item, weights, lanes: transformed(weights[0], outputs, lanes),
         lambda item, graph, width: winograd.geometry(item, graph, width, outputs),
         lambda library: library.winograd,
         "only 3x3 convolutions of float32 with stride 1, one group and channels last are computed so",
     )
 
 
-def _factors(item: Linear, weight: torch.Tensor, lanes: int) -> torch.Tensor:
-    return in_blocks((weight if item.turned else weight.t()).unsqueeze(0), lanes)
+def _factors(item: Linear, weights: list[torch.Tensor], lanes: int) -> torch.Tensor:
+    return in_blocks((weights[0] if item.turned else weights[0].t()).unsqueeze(0), lanes)
 
 
 WAYS: Mapping[int, _Way] = {
@@ -94,7 +94,7 @@ WAYS: Mapping[int, _Way] = {
         own_convolutions_wanted,
         "AUTOSCHED_CONVOLUTIONS",
         lambda call, graph, windows: direct.read_direct(call, graph),
-        lambda item, weight, lanes: summed(weight, lanes, groups=item.groups, turned=item.turned),
+        lambda item, weights, lanes: summed(weights[0], lanes, groups=item.groups, turned=item.turned),
         direct.geometry,
         lambda library: library.direct,
         "only convolutions of float32 with constant weights, and one group or a group for each channel, are computed so",
@@ -107,6 +107,15 @@ WAYS: Mapping[int, _Way] = {
         lambda item, graph, width: direct.geometry_of_linear(item, width),
         lambda library: library.direct,
         "only products of a few rows with constant weights, in float32 and as wide as whole vectors, are computed so",
+    ),
+    Variant.OWN_GRU: _Way(
+        own_gru_wanted,
+        "AUTOSCHED_GRU",
+        lambda call, graph, windows: gru.read_gru(call, graph),
+        lambda item, weights, lanes: gru.packed(weights, lanes),
+        lambda item, graph, width: gru.geometry(item, width),
+        lambda library: library.gru,
+        "only gated recurrent units of float32 with constant weights, as many as fill whole vectors, are computed so",
     ),
 }
 """By variant."""
@@ -129,6 +138,8 @@ def own_variants(operator: Operator, graph: OpGraph) -> tuple[Variant, ...]:
         found.append(Variant.OWN_CONVOLUTION)
     if may_be_linear(operator, graph):
         found.append(Variant.OWN_PRODUCT)
+    if gru.may_be_gru(operator, graph):
+        found.append(Variant.OWN_GRU)
     return tuple(found)
 
 
@@ -228,15 +239,16 @@ def _found(calls: _Calls, way: _Way, graph: OpGraph) -> dict[Call, Computed]:
 
 def _packed(item: Computed, way: _Way, bound: BoundProgram, variant: int, library: Library, weights: Weights) -> torch.Tensor | str:
     """Its weights, also in ``weights`` from now on; or why they cannot be had."""
-    known = item.weight, variant, item.turned
+    known = item.weights, variant, item.turned
     if known in weights:
         return weights[known]
-    given: torch.Tensor = bound.constants[item.weight]
-    expected = bound.program.graph.values[item.weight].spec.shape
+    plain: list[torch.Tensor] = []
     try:
-        plain = given if given.layout is torch.strided else given.to_dense()
-        if plain.dtype != torch.float32 or tuple(plain.shape) != expected:
-            return f"its weights are {plain.dtype}{tuple(plain.shape)}; expected torch.float32{expected}"
+        for slot in item.weights:
+            given, expected = bound.constants[slot], bound.program.graph.values[slot].spec.shape
+            plain.append(given if given.layout is torch.strided else given.to_dense())
+            if plain[-1].dtype != torch.float32 or tuple(plain[-1].shape) != expected:
+                return f"its weights are {plain[-1].dtype}{tuple(plain[-1].shape)}; expected torch.float32{expected}"
         weights[known] = one_copy(way.packed(item, plain, library.lanes), ())
     except Exception as error:
         # They take memory, Winograd's several times as much as what is packed otherwise.
