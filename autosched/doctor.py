@@ -228,11 +228,11 @@ def _own_kernels() -> Finding:
     from autosched.runtime.cpu_kernels.steps import WAYS, missing_kernel
 
     if why := next(filter(None, map(missing_kernel, WAYS)), ""):
-        advice = "without them, a convolution or a small matrix product on a CPU may take twice as long"
+        advice = "without them, convolutions, small matrix products and recurrent layers on a CPU may take several times as long"
         return Finding("own kernels", State.MISSING, why, advice)
     if kernels_built():
         return Finding("own kernels", State.OK, "built for this processor", "")
-    return Finding("own kernels", State.OK, "not built yet; the first job with a use for them does it, in some two seconds", "")
+    return Finding("own kernels", State.OK, "not built yet; the first job with a use for them does it, in some five seconds", "")
 
 
 def _cache() -> Finding:

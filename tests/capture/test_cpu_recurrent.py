@@ -74,6 +74,16 @@ def test_two_directions_of_the_others_are_two_calls_for_each_layer(kind: Any, de
     assert kinds(draft).count("flip") == 2 * (1 + deep)
 
 
+@pytest.mark.parametrize(("deep", "first"), [(True, False), (False, True), (True, True)])
+def test_a_gru_in_one_direction_is_one_call_for_each_layer_steps_first(deep: bool, first: bool) -> None:
+    """As the kernel of our own takes it."""
+    draft = check(nn.GRU(8, 16, 1 + deep, batch_first=first), (torch.randn(3, 5, 8),))
+    assert kinds(draft).count("gru") == 1 + deep
+    assert all(
+        node.argument("num_layers") == 1 and not node.argument("batch_first") for node in draft.nodes if node.target == "aten::gru.input"
+    )
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_states_are_given_and_returned(kind: Any) -> None:
     def run(m: Any, x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> Any:
@@ -109,10 +119,10 @@ def test_bfloat16_is_packed_where_the_processor_has_it() -> None:
         (nn.LSTM(8, 16, proj_size=4), torch.randn(5, 3, 8)),
         (nn.LSTM(8, 16).double(), torch.randn(5, 3, 8).double()),
         (nn.LSTM(8, 16).to(torch.float16), torch.randn(5, 3, 8).to(torch.float16)),
-        (nn.GRU(8, 16, 2), torch.randn(5, 3, 8)),
+        (nn.GRU(8, 16), torch.randn(5, 3, 8)),
         (nn.RNN(8, 16), torch.randn(5, 3, 8)),
     ],
-    ids=["projected", "float64", "float16", "gru in one direction", "rnn in one direction"],
+    ids=["projected", "float64", "float16", "gru of one layer and direction", "rnn in one direction"],
 )
 def test_what_has_no_better_form_stays(model: nn.Module, x: torch.Tensor) -> None:
     draft = draft_of(model.eval(), (x,))

@@ -81,7 +81,7 @@ def _read(node: Node, draft: Draft, fixed: set[int]) -> _Recurrence | None:
     if node.target == _LSTM:
         if not _packable([draft.specs[value] for value in (source, *states, *values)]):
             return None
-    elif directions == 1 and node.target != _GRU:
+    elif directions == 1 and (node.target != _GRU or (layers == 1 and not node.argument("batch_first"))):
         return None
     return _Recurrence(
         source,
