@@ -86,10 +86,12 @@ class Summed {
   void multiply(const float* numbers, int64_t apart, int64_t first, int64_t count, int64_t from, int64_t block) const {
     const int64_t feature = block * kBlock, width = block_width(padded, feature), some = std::min(kSummed, sum - from);
     float* const to = made + first * g.features + feature;
+    // Where results are written over the residual, the first sums are added to it: the last would find them in its place.
+    const bool over = residual == made;
     const End end{
-        bias == nullptr ? nullptr : bias + feature, residual == nullptr ? nullptr : residual + (to - made), follows,
+        bias == nullptr ? nullptr : bias + feature, residual == nullptr || over ? nullptr : residual + (to - made), follows,
         std::min(width, g.features - feature), from + some == sum};
-    product(count, {numbers, apart, to, g.features, from > 0, turned}, weights + feature * sum + from * width, some, width, end);
+    product(count, {numbers, apart, to, g.features, over || from > 0, turned}, weights + feature * sum + from * width, some, width, end);
   }
 
   struct Place {

@@ -141,8 +141,10 @@ def _library() -> Library:
     return library
 
 
-def _computed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, threads: int, **shape: object) -> torch.Tensor:
-    """What the kernel makes of a picture, between guards that it must not touch."""
+def _computed(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor | None, over: bool, threads: int, **shape: object
+) -> torch.Tensor:
+    """What the kernel makes of a picture, between guards that it must not touch; ``over`` the residual, if asked for."""
     item = Convolution(
         0, 1, 2, None, 3, follows=Follows(least=-1.0, most=1.5), after=None, turned=x.stride(1) != 1 and x.shape[1] > 1, **shape
     )  # type: ignore[arg-type]
@@ -150,11 +152,14 @@ def _computed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, threads
     size = wanted.shape[0], *wanted.shape[2:], wanted.shape[1]
     memory = torch.full((wanted.numel() + 64,), 7.0)
     made = memory[32:-32].view(size).permute(0, 3, 1, 2)
+    added = made if over else residual
+    if over and residual is not None:
+        made.copy_(residual)
     specs = [TensorSpec(tuple(each.shape), "float32", each.stride()) for each in (x, weight, bias, made)]
     graph = OpGraph((), tuple(Value(place, spec, ValueRole.INPUT, place) for place, spec in enumerate(specs)), (), ())
     factors = summed(weight, _library().lanes, groups=item.groups, turned=item.turned).contiguous()
-    numbers = geometry(item, graph, threads)
-    _library().direct[True, False].call(*(each.data_ptr() for each in (x, made, bias, factors, numbers)))
+    tensors = [each for each in (x, made, bias, added, factors, geometry(item, graph, threads)) if each is not None]
+    _library().direct[True, added is not None].call(*(each.data_ptr() for each in tensors))
     assert (memory[:32] == 7.0).all()
     assert (memory[-32:] == 7.0).all()
     return made
@@ -183,10 +188,12 @@ def test_any_geometry(seed: int) -> None:
     weight = torch.randn(features, channels // groups, tall, wide) / (channels // groups * tall * wide) ** 0.5
     bias = torch.randn(features)
     shape = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    wanted = F.conv2d(x.double(), weight.double(), bias.double(), **shape).clamp(-1.0, 1.5)  # type: ignore[arg-type]
-    made = [_computed(x, weight, bias, threads, **shape) for threads in (1, 2, 5)]
-    assert float((made[0] - wanted).abs().max()) < 1e-5
-    assert all(torch.equal(made[0], other) for other in made[1:])
+    wanted = F.conv2d(x.double(), weight.double(), bias.double(), **shape)  # type: ignore[arg-type]
+    residual = None if rng.random() < 0.5 else torch.randn(wanted.shape).contiguous(memory_format=torch.channels_last)
+    for over in (False, True) if residual is not None else (False,):
+        made = [_computed(x, weight, bias, residual, over, threads, **shape) for threads in (1, 2, 5)]
+        assert float((made[0] - (wanted if residual is None else wanted + residual).clamp(-1.0, 1.5)).abs().max()) < 1e-5
+        assert all(torch.equal(made[0], other) for other in made[1:])
 
 
 LEFT_ALONE: dict[str, Body] = {
