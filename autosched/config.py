@@ -199,13 +199,13 @@ def own_convolutions_wanted() -> bool:
     return _switched_on("AUTOSCHED_CONVOLUTIONS", "convolutions that are oneDNN's or Winograd's alone")
 
 
-def own_gru_wanted() -> bool:
-    """Whether gated recurrent units on a CPU may be computed by a kernel of our own: not if ``AUTOSCHED_GRU`` is 0.
+def own_recurrence_wanted() -> bool:
+    """Whether recurrent layers on a CPU may be computed by a kernel of our own: not if ``AUTOSCHED_RECURRENCE`` is 0.
 
     Raises:
         UsageError: if the variable is neither 0 nor 1.
     """
-    return _switched_on("AUTOSCHED_GRU", "gated recurrent units that are PyTorch's alone")
+    return _switched_on("AUTOSCHED_RECURRENCE", "recurrent layers that are those of libraries alone")
 
 
 def _switched_on(variable: str, otherwise: str) -> bool:

@@ -40,7 +40,7 @@ class Variant(enum.IntEnum):
     WINOGRAD_4 = 8  # the same in tiles of 4x4
     OWN_PRODUCT = 9  # its calls, products of a few rows by a kernel of our own (CPU, float32); since bundle schema 8
     OWN_CONVOLUTION = 10  # its calls, convolutions summed as they are by a kernel of our own (CPU, float32); since bundle schema 9
-    OWN_GRU = 11  # its calls, a layer of gated recurrent units by a kernel of our own (CPU, float32); since bundle schema 9
+    OWN_RECURRENCE = 11  # its calls, layers of GRU and LSTM by a kernel of our own (CPU, float32); since bundle schema 9
 
 
 def lowering_named(name: str) -> Lowering:

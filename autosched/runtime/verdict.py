@@ -121,7 +121,7 @@ def _missing_kernels(bundle: Bundle) -> list[str]:
         ("convolutions by Winograd's algorithm", (Variant.WINOGRAD_2, Variant.WINOGRAD_4)),
         ("convolutions", (Variant.OWN_CONVOLUTION,)),
         ("products", (Variant.OWN_PRODUCT,)),
-        ("recurrent layers", (Variant.OWN_GRU,)),
+        ("recurrent layers", (Variant.OWN_RECURRENCE,)),
     )
     for kind, variants in kinds:
         count = sum(variant in variants for variant in bundle.schedule.variant)

@@ -56,7 +56,7 @@ _SINCE: dict[int, int] = {
     Variant.WINOGRAD_4: 7,
     Variant.OWN_PRODUCT: 8,
     Variant.OWN_CONVOLUTION: 9,
-    Variant.OWN_GRU: 9,
+    Variant.OWN_RECURRENCE: 9,
 }
 """The schema whose readers were the first to know a variant."""
 

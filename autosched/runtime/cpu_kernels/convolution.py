@@ -78,6 +78,11 @@ class Convolution:
     turned: bool
 
     @property
+    def beside(self) -> tuple[int, ...]:
+        """What is read beside the source."""
+        return tuple(slot for slot in (self.bias, self.residual) if slot is not None)
+
+    @property
     def weights(self) -> tuple[int, ...]:
         """Slots of what is packed in the kernel's own way."""
         return (self.weight,)

@@ -1,7 +1,7 @@
 // Kernels of our own for CPUs, compiled for the processor they run on; see library.py.
 
 #include "direct.h"
-#include "gru.h"
+#include "recurrent.h"
 #include "winograd.h"
 
 // One for each set of tensors that there may be, since whoever calls a kernel hands over all of its pointers, and none that is null.
@@ -49,9 +49,16 @@ __attribute__((visibility("default"))) void autosched_direct_bias_residual(
   convolve_directly(picture, made, residual, bias, weights, geometry);
 }
 
-__attribute__((visibility("default"))) void autosched_gru_residual(
-    const float* rows, float* made, const float* state, const float* weights, const int64_t* layer) {
-  recur(rows, made, state, weights, layer);
+__attribute__((visibility("default"))) void autosched_gru(
+    const float* rows, float* made, const float* state, const float* weights, const int64_t* numbers) {
+  const auto layer = read<Layer>(numbers);
+  Recurrent<GatedUnits>(layer, rows, made, state, nullptr, weights).run();
+}
+
+__attribute__((visibility("default"))) void autosched_lstm(
+    const float* rows, float* made, const float* state, const float* cell, const float* weights, const int64_t* numbers) {
+  const auto layer = read<Layer>(numbers);
+  Recurrent<MemoryUnits>(layer, rows, made, state, cell, weights).run();
 }
 
 }

@@ -43,14 +43,16 @@ class Library:
 
     Args:
         lanes: float32 numbers in a vector.
-        winograd, direct, gru: parameters are addresses: what is read, the result, bias, residual, weights, geometry.
+        winograd, direct: parameters are addresses: what is read, the result, bias, residual, weights, geometry.
+        gru, lstm: what is read, the result, the state before, the cell before (of an LSTM), weights, geometry.
         loaded: keeps the code where it is.
     """
 
     lanes: int
     winograd: Entries
     direct: Entries
-    gru: Entries
+    gru: Entry
+    lstm: Entry
     loaded: object
 
 
@@ -109,17 +111,21 @@ def _loaded(path: Path) -> Library:
     loaded = ctypes.CDLL(str(path))
     either = (False, True)
     winograd, direct = (
-        {(bias, residual): _entry(loaded, kernel, bias, residual) for bias in either for residual in either}
+        {
+            (bias, residual): _entry(loaded, f"{kernel}{'_bias' * bias}{'_residual' * residual}", beside=bias + residual)
+            for bias in either
+            for residual in either
+        }
         for kernel in ("winograd", "direct")
     )
-    gru = {(False, True): _entry(loaded, "gru", bias=False, residual=True)}
-    return Library(int(loaded.autosched_vector_lanes()), winograd, direct, gru, loaded)
+    gru, lstm = _entry(loaded, "gru", beside=1), _entry(loaded, "lstm", beside=2)
+    return Library(int(loaded.autosched_vector_lanes()), winograd, direct, gru, lstm, loaded)
 
 
-def _entry(loaded: ctypes.CDLL, kernel: str, bias: bool, residual: bool) -> Entry:
-    name = f"autosched_{kernel}{'_bias' * bias}{'_residual' * residual}"
+def _entry(loaded: ctypes.CDLL, kernel: str, *, beside: int) -> Entry:
+    name = f"autosched_{kernel}"
     function = getattr(loaded, name)
-    function.argtypes, function.restype = [ctypes.c_void_p] * (4 + bias + residual), None
+    function.argtypes, function.restype = [ctypes.c_void_p] * (4 + beside), None
     return Entry(name, function, ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 

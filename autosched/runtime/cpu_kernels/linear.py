@@ -60,6 +60,11 @@ class Linear:
     after = None
 
     @property
+    def beside(self) -> tuple[int, ...]:
+        """What is read beside the source."""
+        return () if self.bias is None else (self.bias,)
+
+    @property
     def weights(self) -> tuple[int, ...]:
         """Slots of what is packed in the kernel's own way."""
         return (self.weight,)

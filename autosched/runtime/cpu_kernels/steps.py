@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from autosched.config import own_convolutions_wanted, own_gru_wanted, own_products_wanted, winograd_wanted
+from autosched.config import own_convolutions_wanted, own_products_wanted, own_recurrence_wanted, winograd_wanted
 from autosched.core.from_outside import let_through
 from autosched.core.graph import Operator, OpGraph
 from autosched.core.program import Call
 from autosched.core.variants import Variant
 from autosched.runtime.calls import Kernel, Slots, compile_call
-from autosched.runtime.cpu_kernels import direct, gru, winograd
+from autosched.runtime.cpu_kernels import direct, recurrent, winograd
 from autosched.runtime.cpu_kernels.convolution import Convolution
-from autosched.runtime.cpu_kernels.library import Entries, Library, kernel_library, kernels_built, kernels_obstacle
+from autosched.runtime.cpu_kernels.library import Entry, Library, kernel_library, kernels_built, kernels_obstacle
 from autosched.runtime.cpu_kernels.linear import Linear, may_be_linear, read_linear
 from autosched.runtime.cpu_kernels.weights import in_blocks, summed, transformed
 from autosched.runtime.examples import example_of, same_strides
@@ -45,7 +45,7 @@ Weights = MutableMapping[tuple[tuple[int, ...], int, bool], torch.Tensor]
 """Weights as a kernel multiplies with them: by the values that hold them otherwise, the variant, and whether they are turned."""
 
 
-Computed = Convolution | Linear | gru.Gru
+Computed = Convolution | Linear | recurrent.Recurrence
 """What a kernel computes in the place of a call."""
 
 
@@ -58,7 +58,7 @@ class _Way:
         read: what a call computes, if this can.
         packed: the weights for vectors of so many numbers.
         numbers: the shapes as the kernel reads them, for a graph and a number of threads.
-        entries: of the library.
+        entry: of the library.
         only: what else is refused.
     """
 
@@ -67,7 +67,7 @@ class _Way:
     read: Callable[[Call, OpGraph, Mapping[int, Window]], Any]
     packed: Callable[[Any, list[torch.Tensor], int], torch.Tensor]
     numbers: Callable[[Any, OpGraph, int], torch.Tensor]
-    entries: Callable[[Library], Entries]
+    entry: Callable[[Library, Any], Entry]
     only: str
 
 
@@ -78,9 +78,14 @@ def _winograd(outputs: int) -> _Way:
         lambda call, graph, windows: winograd.read_winograd(call, graph),
         lambda item, weights, lanes: transformed(weights[0], outputs, lanes),
         lambda item, graph, width: winograd.geometry(item, graph, width, outputs),
-        lambda library: library.winograd,
+        lambda library, item: library.winograd[_beside(item)],
         "only 3x3 convolutions of float32 with stride 1, one group and channels last are computed so",
     )
+
+
+def _beside(item: Convolution | Linear) -> tuple[bool, bool]:
+    """Whether there is a bias, and whether there is a residual."""
+    return item.bias is not None, item.residual is not None
 
 
 def _factors(item: Linear, weights: list[torch.Tensor], lanes: int) -> torch.Tensor:
@@ -96,7 +101,7 @@ WAYS: Mapping[int, _Way] = {
         lambda call, graph, windows: direct.read_direct(call, graph),
         lambda item, weights, lanes: summed(weights[0], lanes, groups=item.groups, turned=item.turned),
         direct.geometry,
-        lambda library: library.direct,
+        lambda library, item: library.direct[_beside(item)],
         "only convolutions of float32 with constant weights, and one group or a group for each channel, are computed so",
     ),
     Variant.OWN_PRODUCT: _Way(
@@ -105,17 +110,17 @@ WAYS: Mapping[int, _Way] = {
         read_linear,
         _factors,
         lambda item, graph, width: direct.geometry_of_linear(item, width),
-        lambda library: library.direct,
+        lambda library, item: library.direct[_beside(item)],
         "only products of a few rows with constant weights, in float32 and as wide as whole vectors, are computed so",
     ),
-    Variant.OWN_GRU: _Way(
-        own_gru_wanted,
-        "AUTOSCHED_GRU",
-        lambda call, graph, windows: gru.read_gru(call, graph),
-        lambda item, weights, lanes: gru.packed(weights, lanes),
-        lambda item, graph, width: gru.geometry(item, width),
-        lambda library: library.gru,
-        "only gated recurrent units of float32 with constant weights, as many as fill whole vectors, are computed so",
+    Variant.OWN_RECURRENCE: _Way(
+        own_recurrence_wanted,
+        "AUTOSCHED_RECURRENCE",
+        lambda call, graph, windows: recurrent.read_recurrence(call, graph),
+        lambda item, weights, lanes: recurrent.packed(weights, item, lanes),
+        lambda item, graph, width: recurrent.geometry(item, width),
+        lambda library, item: library.gru if item.cell is None else library.lstm,
+        "only layers of GRU and LSTM in float32 with constant weights, and as many units as fill whole vectors, are computed so",
     ),
 }
 """By variant."""
@@ -138,8 +143,8 @@ def own_variants(operator: Operator, graph: OpGraph) -> tuple[Variant, ...]:
         found.append(Variant.OWN_CONVOLUTION)
     if may_be_linear(operator, graph):
         found.append(Variant.OWN_PRODUCT)
-    if gru.may_be_gru(operator, graph):
-        found.append(Variant.OWN_GRU)
+    if recurrent.may_be_recurrent(operator, graph):
+        found.append(Variant.OWN_RECURRENCE)
     return tuple(found)
 
 
@@ -174,7 +179,7 @@ def own_kernel(operator: Operator, bound: BoundProgram, width: int, variant: int
         factors = _packed(item, way, bound, variant, library, weights)
         if isinstance(factors, str):
             return Refused(factors)
-        entry = way.entries(library)[item.bias is not None, item.residual is not None]
+        entry = way.entry(library, item)
         kernel = RunKernel(entry.name, entry.address, _tensors(item), library, (factors, way.numbers(item, graph, width)))
         steps.append(_step(item, graph, kernel, entry.call))
         if item.after is not None:
@@ -258,15 +263,15 @@ def _packed(item: Computed, way: _Way, bound: BoundProgram, variant: int, librar
 
 
 def _tensors(item: Computed) -> tuple[int, ...]:
-    return tuple(slot for slot in (item.source, item.made, item.bias, item.residual) if slot is not None)
+    return item.source, item.made, *item.beside
 
 
 def _step(item: Computed, graph: OpGraph, kernel: RunKernel, call: Callable[..., None]) -> Kernel:
     made = graph.values[item.made].spec
-    given = [slot for slot in (item.source, item.bias, item.residual) if slot is not None]
+    given = (item.source, *item.beside)
     checks = [Expect(slot, graph.values[slot].spec.shape, graph.values[slot].spec.strides, made.dtype) for slot in given]
     items: list[Instruction] = [*checks, kernel]
-    over = item.made == item.residual
+    over = item.made in item.beside
     if not over:
         items.insert(-1, Allocate(item.made, made.shape, made.strides, made.dtype))
     addresses = tuple(tensor.data_ptr() for tensor in kernel.fixed)

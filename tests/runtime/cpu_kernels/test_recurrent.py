@@ -1,4 +1,4 @@
-"""Gated recurrent units by the kernel of our own: which are taken, what they compute, and what is refused."""
+"""Recurrent layers by the kernel of our own: which are taken, what they compute, and what is refused."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from autosched.core.program import Call, Many
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime.bundle.format import read_bundles
-from autosched.runtime.cpu_kernels import gru, steps
-from autosched.runtime.cpu_kernels.gru import packed, read_gru
+from autosched.runtime.cpu_kernels import recurrent, steps
 from autosched.runtime.cpu_kernels.library import Library, kernel_library
+from autosched.runtime.cpu_kernels.recurrent import Recurrence, packed, read_recurrence
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.instructions import RunKernel, instructions_of
@@ -32,7 +32,7 @@ from autosched.runtime.verdict import Compatibility, check_bundle
 from tests.conformance.interpreter import interpret
 from tests.conformance.own_kernels import bound_with, library_of, save_with
 
-OWN = Variant.OWN_GRU
+OWN = Variant.OWN_RECURRENCE
 
 pytestmark = pytest.mark.usefixtures("kernel")
 
@@ -45,7 +45,11 @@ class Net(nn.Module):
         self.layer, self.both = layer, both
 
     def forward(self, x: torch.Tensor, state: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-        outputs, last = self.layer(x, state)
+        if isinstance(self.layer, nn.LSTM):
+            # What is in its cells in the end is not asked for.
+            outputs, (last, _) = self.layer(x, None if state is None else (state, 0.5 * state))
+        else:
+            outputs, last = self.layer(x, state)
         return (outputs, last) if self.both else (outputs * 1.0,)
 
 
@@ -53,9 +57,9 @@ def captured(layer: nn.Module, *inputs: torch.Tensor, both: bool = True, lowerin
     return capture(Net(layer, both).eval(), inputs, lowering=lowering)
 
 
-def layer_of(inputs: int, hidden: int, seed: int = 0, **options: object) -> nn.GRU:
-    torch.manual_seed(seed)
-    return nn.GRU(inputs, hidden, **options).eval()  # type: ignore[arg-type]
+def layer_of(inputs: int, hidden: int, kind: type[nn.RNNBase] = nn.GRU, **options: object) -> nn.RNNBase:
+    torch.manual_seed(0)
+    return kind(inputs, hidden, **options).eval()  # type: ignore[arg-type]
 
 
 # Inputs, hidden, steps, batch, options.
@@ -73,12 +77,13 @@ SHAPES: dict[str, tuple[int, int, int, int, dict[str, object]]] = {
 }
 
 
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("name", SHAPES)
-def test_it_computes_what_the_model_does(name: str, given: bool) -> None:
+def test_it_computes_what_the_model_does(name: str, given: bool, kind: type[nn.RNNBase]) -> None:
     """With a state to begin with and without, and the state after the last step."""
     inputs, hidden, length, batch, options = SHAPES[name]
-    layer = layer_of(inputs, hidden, **options)
+    layer = layer_of(inputs, hidden, kind, **options)
     x = torch.randn((batch, length, inputs) if layer.batch_first else (length, batch, inputs))
     state = torch.randn(layer.num_layers * (2 if layer.bidirectional else 1), batch, hidden)
     tensors = (x, state) if given else (x,)
@@ -87,16 +92,23 @@ def test_it_computes_what_the_model_does(name: str, given: bool) -> None:
     assert all(any(isinstance(item, RunKernel) for item in instructions_of(bound.kernels[index]) or ()) for index in offered)
     got = bound.run(list(tensors))
     with torch.no_grad():
-        wanted = layer.double()(*(tensor.double() for tensor in tensors))
+        wanted = Net(layer, both=True).double()(*(tensor.double() for tensor in tensors))
     assert all(float((mine - theirs).abs().max()) < 3e-6 for mine, theirs in zip(got, wanted, strict=True))
     assert [tensor.shape for tensor in got] == [tensor.shape for tensor in wanted]
 
 
-def test_no_bit_depends_on_the_number_of_threads() -> None:
+def test_an_lstm_whose_cells_are_asked_for_in_the_end_stays_as_it_is() -> None:
+    layer, x = layer_of(16, 32, nn.LSTM), torch.randn(5, 2, 16)
+    found = capture(layer, (x,))
+    assert not any(OWN in row for row in offered_variants(found.program, "cpu"))
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_no_bit_depends_on_the_number_of_threads(kind: type[nn.RNNBase]) -> None:
     """Of so many units that threads divide them."""
     for hidden, batch in ((208, 1), (96, 6)):
         x = torch.randn(9, batch, 80)
-        found = captured(layer_of(80, hidden), x)
+        found = captured(layer_of(80, hidden, kind), x)
         outputs = [bound_with(found, OWN, width)[0].run([x])[0] for width in (1, 2, 3, 8)]
         assert all(torch.equal(outputs[0], other) for other in outputs[1:])
 
@@ -145,6 +157,8 @@ def test_instructions_do_what_the_kernel_does_also_without_the_interpreter() -> 
 
 LEFT_ALONE = {
     "units that do not fill vectors": (lambda: nn.GRU(16, 20), torch.float32),
+    "an LSTM of such units": (lambda: nn.LSTM(16, 20), torch.float32),
+    "projected": (lambda: nn.LSTM(16, 32, proj_size=16), torch.float32),
     "sixteen bits": (lambda: nn.GRU(16, 32), torch.bfloat16),
     "another kind": (lambda: nn.RNN(16, 32), torch.float32),
 }
@@ -162,7 +176,7 @@ def test_other_layers_stay_as_they_are(name: str) -> None:
 
 def _call_and_graph() -> tuple[Call, OpGraph]:
     graph = captured(layer_of(16, 32), torch.randn(5, 2, 16)).program.graph
-    [call] = [call for operator in graph.operators for call in operator.calls if read_gru(call, graph)]
+    [call] = [call for operator in graph.operators for call in operator.calls if read_recurrence(call, graph)]
     return call, graph
 
 
@@ -171,8 +185,8 @@ def _call_and_graph() -> tuple[Call, OpGraph]:
     [
         ("source", {"strides": (16, 80, 1)}),
         ("source", {"dtype": "float64"}),
-        ("residual", {"strides": (64, 1, 2)}),
-        ("residual", {"shape": (2, 2, 32)}),
+        ("state", {"strides": (64, 1, 2)}),
+        ("state", {"shape": (2, 2, 32)}),
         ("made", {"strides": (32, 160, 1)}),
         ("made", {"shape": (4, 2, 32)}),
         ("weight", {"dtype": "float64"}),
@@ -181,12 +195,12 @@ def _call_and_graph() -> tuple[Call, OpGraph]:
 )
 def test_forms_that_the_kernel_takes_for_granted(of: str, changes: dict[str, object]) -> None:
     call, graph = _call_and_graph()
-    found = read_gru(call, graph)
+    found = read_recurrence(call, graph)
     assert found is not None
     value = graph.values[found.weights[0] if of == "weight" else getattr(found, of)]
     changed = dataclasses.replace(value, spec=dataclasses.replace(value.spec, **changes))
     values = tuple(changed if each.index == value.index else each for each in graph.values)
-    assert read_gru(call, dataclasses.replace(graph, values=values)) is None
+    assert read_recurrence(call, dataclasses.replace(graph, values=values)) is None
 
 
 def test_calls_with_other_arguments_are_not_read() -> None:
@@ -201,13 +215,13 @@ def test_calls_with_other_arguments_are_not_read() -> None:
         (source, state, weights, False, layers, dropout, train, both, batch_first),
         (source, None, weights, biases, layers, dropout, train, both, batch_first),
     ]
-    assert [read_gru(dataclasses.replace(call, args=args), graph) for args in others] == [None] * len(others)
-    found = read_gru(call, graph)
+    assert [read_recurrence(dataclasses.replace(call, args=args), graph) for args in others] == [None] * len(others)
+    found = read_recurrence(call, graph)
     assert found is not None
     values = tuple(
         dataclasses.replace(value, role=ValueRole.INTERMEDIATE) if value.index == found.weights[3] else value for value in graph.values
     )
-    assert read_gru(call, dataclasses.replace(graph, values=values)) is None
+    assert read_recurrence(call, dataclasses.replace(graph, values=values)) is None
 
 
 def test_weights_are_packed_gate_by_gate() -> None:
@@ -216,7 +230,8 @@ def test_weights_are_packed_gate_by_gate() -> None:
     inputs, hidden, lanes = 3, 3 * library.lanes, library.lanes
     layer = layer_of(inputs, hidden)
     weights = [parameter.detach() for parameter in layer.parameters()]
-    got = packed(weights, lanes)
+    item = Recurrence(0, 1, None, 2, (3, 4, 5, 6), 1, 1, inputs, hidden, False, None)
+    got = packed(weights, item, lanes)
     assert got.numel() == sum(weight.numel() for weight in weights)
     begin = 3 * hidden * inputs + 3 * hidden
     pairs = got[begin : begin + hidden * 3 * 2 * lanes].reshape(hidden, 3, 2 * lanes)
@@ -224,21 +239,23 @@ def test_weights_are_packed_gate_by_gate() -> None:
     last = got[begin + pairs.numel() : begin + 3 * hidden * hidden].reshape(hidden, 3, lanes)
     assert torch.equal(last[7, 1], weights[1][hidden + 2 * lanes : 2 * hidden, 7])
     assert torch.equal(got[-3 * hidden :], weights[3])
-    assert not packed(weights[:2], lanes)[-3 * hidden :].any()
+    assert not packed(weights[:2], item, lanes)[-3 * hidden :].any()
+    as_onednn_has_them = [weight.t().reshape(1, 1, -1, 3, hidden) for weight in weights[:2]]
+    assert torch.equal(packed([*as_onednn_has_them, *weights[2:]], item, lanes), got)
 
 
 def test_weights_that_nobody_reads_any_more_are_not_kept() -> None:
     x = torch.randn(5, 2, 16)
     found = captured(layer_of(16, 32), x)
     bound, [index] = bound_with(found, OWN)
-    [item] = [item for call in found.program.graph.operators[index].calls if (item := read_gru(call, found.program.graph))]
+    [item] = [item for call in found.program.graph.operators[index].calls if (item := read_recurrence(call, found.program.graph))]
     assert [bound.constants[slot] for slot in item.weights] == [None] * 4
 
 
 def test_a_kernel_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(5, 2, 16)
     found = captured(layer_of(16, 32), x)
-    monkeypatch.setattr(gru, "packed", lambda weights, lanes: 1.01 * packed(weights, lanes))
+    monkeypatch.setattr(recurrent, "packed", lambda *args: 1.01 * packed(*args))
     _, [index] = bound_with(found, OWN)
     made = library_of(found).kernel(index, 1, OWN, bind(found.program, found.constants, "cpu"))
     assert isinstance(made, Refused)
@@ -252,16 +269,19 @@ def test_it_is_offered_in_every_lowering_but_aten_and_not_where_it_is_switched_o
         having = [index for index, row in enumerate(offered_variants(found.program, "cpu")) if OWN in row]
         assert len(having) == (0 if lowering is Lowering.ATEN else 1)
         assert not any(OWN in row for row in offered_variants(found.program, "cuda"))
-    monkeypatch.setenv("AUTOSCHED_GRU", "0")
+    monkeypatch.setenv("AUTOSCHED_RECURRENCE", "0")
     assert not any(OWN in row for row in offered_variants(found.program, "cpu"))
-    assert "switched off by AUTOSCHED_GRU=0" in steps.missing_kernel(OWN)
-    monkeypatch.setenv("AUTOSCHED_GRU", "no")
-    with pytest.raises(UsageError, match="AUTOSCHED_GRU is 'no'; expected 1, or 0"):
+    assert steps.missing_kernel(OWN) == "switched off by AUTOSCHED_RECURRENCE=0"
+    monkeypatch.setenv("AUTOSCHED_RECURRENCE", "no")
+    with pytest.raises(UsageError, match="AUTOSCHED_RECURRENCE is 'no'; expected 1, or 0"):
         offered_variants(found.program, "cpu")
 
 
-def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = Net(layer_of(16, 32, num_layers=2), both=True).eval(), torch.randn(5, 2, 16)
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(
+    kind: type[nn.RNNBase], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Net(layer_of(16, 32, kind, num_layers=2), both=True).eval(), torch.randn(5, 2, 16)
     count = save_with(tmp_path / "net.autosched", capture(model, (x,)), OWN)
     fast = autosched.load(tmp_path / "net.autosched", model, strict=True)
     with torch.no_grad():
@@ -272,8 +292,8 @@ def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(tmp_path: 
         assert torch.allclose(fast(x)[0], model(x)[0], atol=1e-6)
         assert not torch.allclose(fast(x)[0], first, atol=1e-3)
     [bundle] = read_bundles(tmp_path / "net.autosched")
-    monkeypatch.setenv("AUTOSCHED_GRU", "0")
+    monkeypatch.setenv("AUTOSCHED_RECURRENCE", "0")
     without = check_bundle(bundle, cpu_device_key(), software_key(), model)
     assert without.compatibility is Compatibility.DEGRADED
-    said = f"recurrent layers: {count} by kernels of our own there, by those of libraries here (switched off by AUTOSCHED_GRU=0)"
+    said = f"recurrent layers: {count} by kernels of our own there, by those of libraries here (switched off by AUTOSCHED_RECURRENCE=0)"
     assert said in without.lines
