@@ -47,8 +47,8 @@ class _Recurrence:
 def part_cpu_recurrences(draft: Draft) -> int:
     """Each ``lstm`` with constant weights becomes ``mkldnn_rnn_layer`` calls, one for each layer and direction.
 
-    A ``gru`` becomes as many calls of its own kind, as the kernel of our own takes them (``runtime.cpu_kernels.recurrent``); a plain recurrent
-    layer, only if it has two directions. Whole sequences are turned around for the second one.
+    A ``gru`` becomes as many calls of its own kind, as the kernel of our own takes them (``runtime.cpu_kernels.recurrent``); a plain
+    recurrent layer, only if it has two directions. Whole sequences are turned around for the second one.
     """
     if draft.device.type != "cpu":
         return 0
