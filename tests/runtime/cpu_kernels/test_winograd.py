@@ -36,7 +36,7 @@ from autosched.runtime.regions.library import region_library
 from autosched.runtime.regions.pieces import offered_variants
 from autosched.runtime.verdict import Compatibility, check_bundle
 from tests.conformance.interpreter import interpret
-from tests.conformance.own_kernels import CPU, bound_with, error_of, library_of, save_with
+from tests.conformance.own_kernels import CPU, bound_with, error_of, having, library_of, save_with
 
 BOTH = (Variant.WINOGRAD_2, Variant.WINOGRAD_4)
 Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -182,7 +182,7 @@ def test_weights_that_are_not_constant_stay_as_they_are(role: ValueRole) -> None
 
 
 def test_where_a_result_is() -> None:
-    """One that nobody reads is not written over the residual; one that is written there has no other name."""
+    """One that nobody reads is not written over the residual; one that is written there has no other name, and is not read by other tiles."""
     call, graph = _call_and_graph(COMPUTED["residual"])
     assert call.target.endswith("pointwise.binary")
     assert read_convolution(dataclasses.replace(call, outputs=(-1,)), graph) is None
@@ -192,6 +192,7 @@ def test_where_a_result_is() -> None:
     assert found is not None
     assert found.made == found.residual
     assert read_convolution(dataclasses.replace(over, outputs=call.outputs), graph) is None
+    assert read_convolution(dataclasses.replace(over, args=(source, source, *others)), graph) is None
 
 
 def test_weights_that_another_call_of_the_same_operator_reads_are_kept() -> None:
@@ -287,6 +288,14 @@ def test_weights_that_nobody_reads_any_more_are_not_kept() -> None:
     gone = [value for value in packed if bound.constants[value] is None]
     assert len(gone) == len(offered) == 2
     assert torch.allclose(bound.run([x])[0], plain.run([x])[0], atol=1e-4)
+
+
+def test_one_operator_has_both_variants() -> None:
+    """As where they are timed: each with weights of its own."""
+    _, _, found = captured(COMPUTED["plain"])
+    bound, library = bind(found.program, found.constants, "cpu"), library_of(found)
+    [index] = having(found, Variant.WINOGRAD_2)
+    assert not any(isinstance(library.kernel(index, 1, variant, bound), Refused) for variant in BOTH)
 
 
 def test_shapes_of_one_model_share_their_weights_which_are_counted(tmp_path: Path) -> None:
