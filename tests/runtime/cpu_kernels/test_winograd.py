@@ -182,7 +182,7 @@ def test_weights_that_are_not_constant_stay_as_they_are(role: ValueRole) -> None
 
 
 def test_where_a_result_is() -> None:
-    """One that nobody reads is not written over the residual; one that is written there has no other name, and is not read by other tiles."""
+    """One that nobody reads is not written over the residual; one written there has no other name, and other tiles do not read it."""
     call, graph = _call_and_graph(COMPUTED["residual"])
     assert call.target.endswith("pointwise.binary")
     assert read_convolution(dataclasses.replace(call, outputs=(-1,)), graph) is None
