@@ -383,6 +383,7 @@ def test_doctor_says_whether_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     assert "built for this processor" in doctor._own_kernels().detail
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr(libraries, "_state", libraries._State())
     assert "not built yet" in doctor._own_kernels().detail
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
@@ -447,6 +448,15 @@ def test_nothing_is_compiled_for_a_file_whose_kernels_are_switched_off(tmp_path:
     monkeypatch.setattr(libraries, "_state", libraries._State())
     monkeypatch.setenv("AUTOSCHED_WINOGRAD", "0")
     assert autosched.load(tmp_path / "net.autosched", model).report().scheduled
+
+
+def test_what_is_loaded_is_not_missing_once_the_cache_is_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert steps.missing_kernel(Variant.WINOGRAD_2) == ""
+    monkeypatch.setattr(libraries, "_state", libraries._State())
+    assert "no C++ compiler" in steps.missing_kernel(Variant.WINOGRAD_2)
 
 
 def test_a_file_that_uses_it_is_degraded_where_the_compiler_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
