@@ -117,7 +117,7 @@ class ModelWatch:
         filled = (self._hooks.filled, self._children, self._weights)
         self._fixed = [*(module.__dict__ for module in modules), *chain.from_iterable(each.tables for each in filled)]
         self._count()
-        # Nothing is computed ahead from what operators read, nor need one that vouches for them be told.
+        # From what operators read, nothing else is computed ahead, nor need one that vouches for them be told.
         ahead = {value for call in program.prologue for value in call.reads()}.union(packed)
         whole = all_words or any(in_its_code(program, tensor.device.type) for tensor in self._tensors)
         taken = [tensor for tensor, binding in zip(self._tensors, bindings, strict=False) if whole or binding.value in ahead]

@@ -129,7 +129,7 @@ class ManifestOne(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``manifest.json`` of schemas 2 to 7, which differ in the variants of operators, in the modes of Inductor and in the models they know.
+    """``manifest.json`` of schemas 2 to 8, which differ in the variants of operators, in the modes of Inductor and in the models they know.
 
     The files of shape ``i`` are in the folder ``shapes/i``, literals are shared.
     """

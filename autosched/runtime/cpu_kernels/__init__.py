@@ -1,1 +1,1 @@
-"""3x3 convolutions in float32 on a CPU by Winograd's minimal filtering, with a kernel of our own: 2.25 or 4 times fewer multiplications."""
+"""Kernels of our own for CPUs, in float32: 3x3 convolutions by Winograd's minimal filtering, and products of a few rows."""

@@ -82,8 +82,8 @@ def kernel_library() -> Library | str:
 
 
 def kernels_built() -> bool:
-    """Whether the library is there, and nothing was found to be wrong with it."""
-    return not _state.refused and kernels_recipe().find() is not None
+    """Whether the library is there, or loaded and since removed, and nothing was found to be wrong with it."""
+    return _state.found is not None or (not _state.refused and kernels_recipe().find() is not None)
 
 
 def kernels_obstacle() -> str:

@@ -27,7 +27,7 @@ from autosched.core.program_json import encode_program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.variants import WHOLE, Lowering, Variant
 from autosched.runtime.calls import Kernel, Slots, compile_call
-from autosched.runtime.cpu_kernels.steps import WAYS, own_kernel, without_replaced
+from autosched.runtime.cpu_kernels.steps import WAYS, Weights, own_kernel, without_replaced
 from autosched.runtime.cuda import blas_lt, cudnn_fused, sm_share
 from autosched.runtime.host_key import numerics_key
 from autosched.runtime.inductor.common import Refused
@@ -88,7 +88,7 @@ class RegionLibrary:
         self._codes: dict[str, Code | Refused] = {}
         self._pieces: dict[int, tuple[tuple[Piece, str], ...]] = {}
         self._kernels: dict[tuple[int, int, int], Kernel | Refused] = {}
-        self._weights: dict[tuple[int, int, bool], torch.Tensor] = {}  # of kernels of our own
+        self._weights: Weights = {}  # of kernels of our own
         self._tried: dict[str, str] = {}  # what is wrong with cuDNN's fused kernels, by the operator's digest
         self._settings: str | None = None
         self._refusals: dict[tuple[int, int, Variant], RegionRefusal] = {}

@@ -154,6 +154,14 @@ def test_other_products_are_those_of_libraries(name: str, inductor: bool) -> Non
     assert not any(OWN in row for row in offered_variants(found.program, "cpu"))
 
 
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(2, 16, 16), (512, 16, 16), (2, 512, 16), (2, 513, 48)])
+def test_the_smallest_and_the_longest_are_computed(rows: int, inputs: int, outputs: int) -> None:
+    model, x = nn.Sequential(nn.Linear(inputs, outputs)).eval(), torch.randn(rows, inputs)
+    bound, offered = bound_with(capture(model, (x,), lowering=Lowering.REWRITTEN), OWN, 2)
+    assert offered
+    assert error_of(bound.run([x])[0], model, x) < 2e-6
+
+
 def test_sixteen_bits_and_many_rows_stay_as_they_are() -> None:
     model = nn.Sequential(nn.Linear(48, 48)).eval()
     for dtype, rows in ((torch.bfloat16, 8), (torch.float64, 8), (torch.float32, 513)):
@@ -202,6 +210,15 @@ def test_forms_that_the_kernel_takes_for_granted(of: str, changes: dict[str, obj
     item = read_linear(call, found.program.graph)
     assert item is not None
     assert read_linear(call, _changed(found, getattr(item, of), **changes)) is None  # type: ignore[arg-type]
+
+
+def test_the_stride_of_a_dimension_with_one_element_does_not_count() -> None:
+    """As of the first half of one long text."""
+    model = Net(COMPUTED["linear"]).eval()
+    x = torch.randn(1, 26, 48)[:, :13]
+    bound, offered = bound_with(capture(model, (x,), lowering=Lowering.REWRITTEN), OWN)
+    assert offered
+    assert error_of(bound.run([x])[0], model, x) < 2e-6
 
 
 def test_views_that_a_launch_reads_through() -> None:
@@ -267,6 +284,13 @@ def test_weights_that_another_operator_reads_are_kept() -> None:
     assert torch.allclose(bound.run([x])[0], model(x), atol=1e-4)
 
 
+def test_weights_that_the_model_answers_with_are_kept() -> None:
+    model, x, found = captured(lambda m, x: (m.a(x), m.a.weight))  # type: ignore[arg-type, return-value]
+    bound, offered = bound_with(found, OWN)
+    assert offered
+    assert torch.equal(bound.run([x])[1], model.a.weight)
+
+
 def test_weights_that_are_the_rows_of_another_product_are_kept() -> None:
     """That product is computed in every call, since its result is the caller's."""
     model, x, found = captured(lambda m, x: (m.bare(m.a.weight), m.a(x)))  # type: ignore[arg-type, return-value]
@@ -312,6 +336,18 @@ def test_tensors_of_another_form_are_refused_when_they_come() -> None:
     for wrong in (x[:1], x.transpose(0, 1), x.double(), x[..., :40]):
         with pytest.raises(RuntimeError, match=r"value \d+ is .* expected"):
             bound.kernels[index](bound.new_slots([wrong]))
+
+
+def test_tensors_of_another_form_are_refused_without_the_interpreter() -> None:
+    """The kernel would read behind the end of their memory."""
+    _, x, found = captured(COMPUTED["linear"])
+    bound, _ = bound_with(found, OWN)
+    graph = found.program.graph
+    executor = LaneExecutor(bound, make_plan(graph, sequential(graph)), LanePool())
+    assert executor.engine.value == "native"
+    for wrong in (x[:1], x.transpose(0, 1), x.double(), x[..., :40]):
+        with pytest.raises(RuntimeError, match="a region was given"):
+            executor.run([wrong])
 
 
 def test_a_kernel_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ from autosched.runtime.regions.library import region_library
 from autosched.runtime.regions.pieces import offered_variants
 from autosched.runtime.verdict import Compatibility, check_bundle
 from tests.conformance.interpreter import interpret
-from tests.conformance.own_kernels import CPU, bound_with, error_of, library_of, save_with
+from tests.conformance.own_kernels import CPU, bound_with, error_of, having, library_of, save_with
 
 BOTH = (Variant.WINOGRAD_2, Variant.WINOGRAD_4)
 Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -182,7 +182,7 @@ def test_weights_that_are_not_constant_stay_as_they_are(role: ValueRole) -> None
 
 
 def test_where_a_result_is() -> None:
-    """One that nobody reads is not written over the residual; one that is written there has no other name."""
+    """One that nobody reads is not written over the residual; one written there has no other name, and other tiles do not read it."""
     call, graph = _call_and_graph(COMPUTED["residual"])
     assert call.target.endswith("pointwise.binary")
     assert read_winograd(dataclasses.replace(call, outputs=(-1,)), graph) is None
@@ -192,6 +192,7 @@ def test_where_a_result_is() -> None:
     assert found is not None
     assert found.made == found.residual
     assert read_winograd(dataclasses.replace(over, outputs=call.outputs), graph) is None
+    assert read_winograd(dataclasses.replace(over, args=(source, source, *others)), graph) is None
 
 
 def test_weights_that_another_call_of_the_same_operator_reads_are_kept() -> None:
@@ -289,6 +290,14 @@ def test_weights_that_nobody_reads_any_more_are_not_kept() -> None:
     assert torch.allclose(bound.run([x])[0], plain.run([x])[0], atol=1e-4)
 
 
+def test_one_operator_has_both_variants() -> None:
+    """As where they are timed: each with weights of its own."""
+    _, _, found = captured(COMPUTED["plain"])
+    bound, library = bind(found.program, found.constants, "cpu"), library_of(found)
+    [index] = having(found, Variant.WINOGRAD_2)
+    assert not any(isinstance(library.kernel(index, 1, variant, bound), Refused) for variant in BOTH)
+
+
 def test_shapes_of_one_model_share_their_weights_which_are_counted(tmp_path: Path) -> None:
     model, x, found = captured(COMPUTED["plain"])
     held = [fixed_tensors(bound_with(found, Variant.WINOGRAD_4, width)[0].kernels)[0] for width in (1, 2)]
@@ -374,6 +383,7 @@ def test_doctor_says_whether_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     assert "built for this processor" in doctor._own_kernels().detail
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr(libraries, "_state", libraries._State())
     assert "not built yet" in doctor._own_kernels().detail
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
@@ -441,6 +451,15 @@ def test_nothing_is_compiled_for_a_file_whose_kernels_are_switched_off(tmp_path:
     monkeypatch.setattr(libraries, "_state", libraries._State())
     monkeypatch.setenv("AUTOSCHED_WINOGRAD", "0")
     assert autosched.load(tmp_path / "net.autosched", model).report().scheduled
+
+
+def test_what_is_loaded_is_not_missing_once_the_cache_is_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert steps.missing_kernel(Variant.WINOGRAD_2) == ""
+    monkeypatch.setattr(libraries, "_state", libraries._State())
+    assert "no C++ compiler" in steps.missing_kernel(Variant.WINOGRAD_2)
 
 
 def test_a_file_that_uses_it_is_degraded_where_the_compiler_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
