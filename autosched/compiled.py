@@ -200,6 +200,7 @@ def ready(model: torch.nn.Module, recipe: Recipe, args: tuple[Any, ...], kwargs:
         report = loaded.report()
         if recipe.origin is not Origin.DEFAULT or not report.scheduled:
             return loaded
+        short = False
         try:
             if _faster(loaded, model, recipe.program, _usable(args), _usable(dict(kwargs))):
                 return loaded
@@ -211,8 +212,9 @@ def ready(model: torch.nn.Module, recipe: Recipe, args: tuple[Any, ...], kwargs:
             # The model runs next, which it may well have the memory for without the schedule.
             empty_frames(error)
             reason = "there was not enough memory to run the model beside its default schedule, and to see whether that is faster"
+            short = True
         _log.info("%s: %s", type(model).__name__, reason)
-        return LoadedModel(model, None, replace(report, scheduled=False, reason=reason), strict=False)
+        return LoadedModel(model, None, replace(report, scheduled=False, reason=reason), strict=False, short=short)
 
 
 def _in_lowering(

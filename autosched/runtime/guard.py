@@ -130,10 +130,14 @@ class LoadedModel:
         table: the schedules by shape, or ``None`` to run the model as it came for good.
         report: what :meth:`report` starts from.
         strict: raise where the model would otherwise run as it came.
+        short: whether there is no table because there was no memory for one.
     """
 
-    def __init__(self, model: torch.nn.Module, table: ShapeTable | None, report: LoadReport, *, strict: bool) -> None:
+    def __init__(
+        self, model: torch.nn.Module, table: ShapeTable | None, report: LoadReport, *, strict: bool, short: bool = False
+    ) -> None:
         self.model = model
+        self.short = short
         self._table = table
         self._report = report
         self._strict = strict

@@ -114,7 +114,9 @@ def load(
     except AutoschedError as error:
         if strict or _only_the_caller_can_mend(error):
             raise
-        return _as_it_came(model, str(error), facts)
+        reason = str(error)
+        _warn(model, reason)
+        return LoadedModel(model, None, facts.report(reason), strict=False, short=lacks_memory(error))
     return LoadedModel(model, table, facts.report(), strict=strict)
 
 
@@ -178,11 +180,6 @@ def _unchecked(kind: str) -> tuple[str, ...]:
 
 def _warn(model: torch.nn.Module, reason: str) -> None:
     warn_caller(f"autosched runs {type(model).__name__} without a schedule: {reason}", FallbackWarning)
-
-
-def _as_it_came(model: torch.nn.Module, reason: str, facts: _Facts) -> LoadedModel:
-    _warn(model, reason)
-    return LoadedModel(model, None, facts.report(reason), strict=False)
 
 
 def _open(
