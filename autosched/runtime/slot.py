@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autosched.core.errors import AutoschedError, HalfWritten, IncompatibleArtifact
+from autosched.core.errors import AutoschedError, HalfWritten, IncompatibleArtifact, InTheMidst
 from autosched.core.extents import Extents, extent_of
 from autosched.core.frames import empty_frames
 from autosched.core.from_outside import let_through
@@ -162,6 +162,9 @@ class Slot:
         """Read all parameters again, if the schedule is ready; try it once more, if it was given up for a change or for want of memory.
 
         Why it may not run any more, or nothing.
+
+        Raises:
+            InTheMidst: if nothing could be compared.
         """
         with self._lock:
             self._left_alone = 0
@@ -171,6 +174,8 @@ class Slot:
                 elif self.given_up:
                     self.ready()
                     self.refused, self.given_up, self._short = "", False, 0
+            except InTheMidst:
+                raise
             except ChangedMeanwhile:
                 return None
             except InAnotherMode as error:
@@ -216,7 +221,7 @@ class Slot:
         if isinstance(error, ChangedMeanwhile):
             self._unsettled += 1
             return self._retire("model", str(error), error) if self._unsettled > _MOST_UNSETTLED else Refused("model", str(error), error)
-        if isinstance(error, InAnotherMode):
+        if isinstance(error, InAnotherMode | InTheMidst):
             return Refused("model", str(error), error)
         let_through(error)
         what = str(error) if isinstance(error, AutoschedError) else f"{type(error).__name__}: {error}"
