@@ -35,7 +35,7 @@ from autosched.runtime.reads import Reads
 from autosched.runtime.runners import regions_of, runner_factory
 from autosched.runtime.state import Asked, OtherBuffers, ask, copies_of, version_of, whole_answer
 from autosched.runtime.telling_inputs import telling_inputs
-from autosched.runtime.thread_state import ThreadState, inference_mode
+from autosched.runtime.thread_state import ThreadKept, inference_mode
 from autosched.runtime.trees import output_tensors
 from autosched.runtime.weights import ModelWatch, in_training
 from autosched.runtime.widths import bind_for
@@ -128,24 +128,20 @@ class Binder:
         if verify and in_training(self.model):
             raise InAnotherMode
         # A call in inference mode may be the one that binds: what is made here is written to by calls outside of it, too.
-        thread = ThreadState()
-        try:
-            with trusting(self._trusted), all_aside(), made_current(self._device), inference_mode(False), torch.no_grad():
-                attributes = AttributeTensors(self.model) if verify else None
-                while True:
-                    try:
-                        return self._bind_trusting(bundle, plan, manners, attributes)
-                    except _ReadsMore as found:
-                        manners.unbound = found.bindings
-                    except BaseException:
-                        # The model runs instead, and other forms of call may read what those of the comparison have left.
-                        if attributes is not None:
-                            # Buffers that calls change have been given back: a number that counts what is in them goes with these.
-                            attributes.give_back(numbers=bool(bundle.program.writes))
-                        raise
-        except BaseException:
-            thread.put_back()
-            raise
+        kept = ThreadKept(self._device)
+        with kept, trusting(self._trusted), all_aside(), made_current(self._device), inference_mode(False), torch.no_grad():
+            attributes = AttributeTensors(self.model) if verify else None
+            while True:
+                try:
+                    return self._bind_trusting(bundle, plan, manners, attributes)
+                except _ReadsMore as found:
+                    manners.unbound = found.bindings
+                except BaseException:
+                    # The model runs instead, and other forms of call may read what those of the comparison have left.
+                    if attributes is not None:
+                        # Buffers that calls change have been given back: a number that counts what is in them goes with these.
+                        attributes.give_back(numbers=bool(bundle.program.writes))
+                    raise
 
     def _bind_trusting(self, bundle: Bundle, plan: Plan, manners: _Manners, attributes: AttributeTensors | None) -> Bound:
         """As :meth:`_bind`; compared with the model if there are ``attributes``, as they were before any comparison."""

@@ -40,6 +40,7 @@ from autosched.runtime.shape_table import ShapeTable
 from autosched.runtime.shapes import find_buckets
 from autosched.runtime.shapes_padding import Padding
 from autosched.runtime.slot import Slot
+from autosched.runtime.thread_state import ThreadKept
 from autosched.runtime.verdict import GRAVEST_FIRST, Compatibility, Difference, Verdict, check_bundle, differences_of
 from autosched.runtime.weights import UnwatchableModel, part_in_training
 
@@ -104,7 +105,7 @@ def load(
     try:
         _require_no_capture()
         with all_aside():
-            with trusting(custom_operators):
+            with ThreadKept(_home(model, "")), trusting(custom_operators):
                 table = _open(source, model, facts, pad=pad, max_shapes=max_shapes, frozen=frozen, in_place=in_place)
             if prepare == "all":
                 _warm(table, model, facts)
