@@ -22,6 +22,7 @@ from autosched.runtime.attribute_tensors import AttributeTensors
 from autosched.runtime.audit import audit_run
 from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.called import Called
+from autosched.runtime.cpu_kernels.steps import packed_by_own
 from autosched.runtime.current_device import made_current
 from autosched.runtime.float32 import as_it_is_set, full_float32, rounded_as
 from autosched.runtime.host_key import usable_cores
@@ -149,7 +150,8 @@ class Binder:
         reads = Reads(program, self.model, manners.unbound) if verify and not self._frozen else None
         # The watch first: a change while the weights are read is then seen at the next call.
         beside = reads.known if reads is not None else manners.unbound
-        watch = ModelWatch(self.model, program, beside, frozen=self._frozen, all_words=self._padded)
+        packed = packed_by_own(program.graph, bundle.schedule.variant)
+        watch = ModelWatch(self.model, program, beside, frozen=self._frozen, all_words=self._padded, packed=packed)
         began = self._tensors(program)
         constants = gather_constants(program, self.model, bundle.literals)
         if device.type == "cpu":
@@ -177,11 +179,11 @@ class Binder:
             if manners.called.differs(self.model, inputs, partial(models_answer, program, self.model, inputs)):
                 raise IncompatibleArtifact(self._label, ["the model calls other operators than before, or gives them other numbers"])
         intermediates = getattr(runner(), "peak_bytes", 0) or peak_live_bytes(program.graph, plan, homes_of(served.in_place))
-        packed = unshared_bytes([*bound.constants, *fixed_tensors(bound.kernels)], constants.values())
+        taken = unshared_bytes([*bound.constants, *fixed_tensors(bound.kernels)], constants.values())
         if manners.seen is None:
-            return Bound(runner(), watch, intermediates, packed, error, without=without)
+            return Bound(runner(), watch, intermediates, taken, error, without=without)
         writes = WriteBacks(program, self.model, list(constants.values()), manners.seen, served.in_place)
-        return Bound(runner(), watch, intermediates, packed, error, writes, self._overwriting(served, plan, runner()), without)
+        return Bound(runner(), watch, intermediates, taken, error, writes, self._overwriting(served, plan, runner()), without)
 
     def _in_place(self, bound: BoundProgram, plan: Plan, asked: Asked | None) -> BoundProgram:
         """The program that is served: with those of its write-backs done in place that may be, by the plan and by what the model does."""

@@ -242,7 +242,7 @@ class Prepared:
             return error
 
     def _harmless(self, change: Change) -> bool:
-        if change is not Change.CONTENT or self.program.prologue or in_its_code(self.program, self.device.type):
+        if change is not Change.CONTENT or self.watch.reads_ahead or in_its_code(self.program, self.device.type):
             return False
         # Read where they are at every call, and nothing was computed from them ahead of time.
         self.watch.accept()

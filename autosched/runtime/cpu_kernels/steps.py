@@ -4,7 +4,7 @@ activation after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +112,16 @@ def own_variants(operator: Operator, graph: OpGraph) -> tuple[Variant, ...]:
     """Those that may pay for ``operator`` on a CPU."""
     winograd = (Variant.WINOGRAD_2, Variant.WINOGRAD_4) if convolution.may_be_winograd(operator, graph) else ()
     return (*winograd, Variant.OWN_PRODUCT) if linear.may_be_linear(operator, graph) else winograd
+
+
+def packed_by_own(graph: OpGraph, variants: Sequence[int]) -> frozenset[int]:
+    """All values that operators read which kernels of our own may compute: these keep the numbers of some as weights of their own.
+
+    Args:
+        variants: of each operator.
+    """
+    own = (operator for operator, variant in zip(graph.operators, variants, strict=True) if variant in WAYS)
+    return frozenset(value for operator in own for value in operator.reads)
 
 
 def own_kernel(operator: Operator, bound: BoundProgram, width: int, variant: int, weights: Weights) -> Kernel | Refused:
