@@ -354,7 +354,9 @@ class GraphCapturer:
             if graph is not None:
                 # An interrupt may come before the end was even asked for.
                 if not ended or (outside is not None and backend.capturing(origin)):
-                    clean = self._end(graph, origin, side)
+                    # It may also come when another stream has just been made the current one, and this one alone can end the capture.
+                    with backend.on(origin):
+                        clean = self._end(graph, origin, side)
                 self._unwind(graph, pool, clean=clean)
         log.debug("capture failed: %s", failure.detail)
         if outside is not None:
