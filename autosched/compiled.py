@@ -46,6 +46,7 @@ from autosched.runtime.inductor.modes import mode_of
 from autosched.runtime.load import load
 from autosched.runtime.no_memory import lacks_memory
 from autosched.runtime.state import Kept
+from autosched.runtime.thread_state import ThreadKept, inference_mode
 from autosched.runtime.trees import map_tensors, renewed_calls
 
 _log = logging.getLogger(__name__)
@@ -169,7 +170,8 @@ def recipe_for(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
         raise UnsupportedGraph(f"the model is on {home}; expected cpu or cuda. Move the model.")
     if torch.is_autocast_enabled(home.type):
         raise UnsupportedGraph("autocast is on, which no schedule is made for; expected it off. Convert the model instead (model.half()).")
-    with trusting(options.custom_operators), alone(), made_current(home), torch.inference_mode(False), torch.no_grad():
+    trust = trusting(options.custom_operators)
+    with ThreadKept(home), trust, alone(), made_current(home), inference_mode(False), torch.no_grad():
         args, kwargs = _usable(args), _usable(dict(kwargs))
         captured = capture(model, args, kwargs)
         device, software = _host_keys(home)
@@ -195,11 +197,13 @@ def ready(model: torch.nn.Module, recipe: Recipe, args: tuple[Any, ...], kwargs:
         AutoschedError: with ``strict``, if the schedule may not run.
     """
     # Of a model without parameters nobody else knows where it runs.
-    with as_they_came(model), alone(), made_current(home_of(model, args, kwargs)), torch.inference_mode(False), torch.no_grad():
+    home = home_of(model, args, kwargs)
+    with ThreadKept(home), as_they_came(model), alone(), made_current(home), inference_mode(False), torch.no_grad():
         loaded = load(recipe.bundle, model, strict=options.strict, custom_operators=options.custom_operators)
         report = loaded.report()
         if recipe.origin is not Origin.DEFAULT or not report.scheduled:
             return loaded
+        short = False
         try:
             if _faster(loaded, model, recipe.program, _usable(args), _usable(dict(kwargs))):
                 return loaded
@@ -211,8 +215,9 @@ def ready(model: torch.nn.Module, recipe: Recipe, args: tuple[Any, ...], kwargs:
             # The model runs next, which it may well have the memory for without the schedule.
             empty_frames(error)
             reason = "there was not enough memory to run the model beside its default schedule, and to see whether that is faster"
+            short = True
         _log.info("%s: %s", type(model).__name__, reason)
-        return LoadedModel(model, None, replace(report, scheduled=False, reason=reason), strict=False)
+        return LoadedModel(model, None, replace(report, scheduled=False, reason=reason), strict=False, short=short)
 
 
 def _in_lowering(

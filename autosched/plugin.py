@@ -9,7 +9,6 @@ warning; where gradients are wanted, always.
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from autosched.compile_options import CompileOptions, parse_options
 from autosched.core.callers import warn_caller
 from autosched.core.errors import AutoschedError, UnsupportedGraph, UsageError
 from autosched.core.forks import RenewedLock
+from autosched.core.frames import empty_frames
 from autosched.core.from_outside import let_through
 
 if TYPE_CHECKING:
@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     from autosched.runtime.guard import LoadedModel, LoadReport
 
 # Models of one class share their code, and so their graphs: this many sets of parameters, and this many input shapes, keep a schedule
-# at once for each graph. One more, and the oldest is dropped, or the shape refused.
+# at once for each graph. One more, and the one that was called longest ago is dropped, or the shape refused.
 MAX_BOUND = 32
 MAX_SHAPES = 16
+# Calls of the graph after which one that had none of them may be dropped. To bind takes as long as hundreds of calls, and where more are
+# called by turns than are kept, each call would bind one.
+IDLE_CALLS = 1000
 
 Shapes = tuple[object, ...]
 
@@ -84,11 +87,28 @@ def reports() -> list[LoadReport]:
     return [report for graph in graphs for report in graph.reports()]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Refusal:
-    """Why a graph runs as it came at inputs of certain shapes."""
+    """Why a graph runs as it came at inputs of certain shapes.
+
+    Args:
+        reason: for people.
+        left: calls to come until there is another attempt; ``None``: there will be none.
+        attempts: in a row that had no memory.
+        recipe: what there was no memory to bind.
+    """
 
     reason: str
+    left: int | None = None
+    attempts: int = 0
+    recipe: Recipe | None = None
+
+    def holds(self) -> bool:
+        """Whether the graph runs this call as it came."""
+        if self.left == 0:
+            return False
+        self.left = None if self.left is None else self.left - 1
+        return True
 
 
 class ScheduledGraph:
@@ -103,7 +123,8 @@ class ScheduledGraph:
         self._options = options
         self._lock = RenewedLock()  # of the two tables below, held for no longer than a look
         self._recipes: dict[Shapes, Recipe | _Refusal] = {}
-        self._bound: OrderedDict[tuple[Shapes, tuple[int, ...]], _Bound] = OrderedDict()
+        self._bound: dict[tuple[Shapes, tuple[int, ...]], _Bound] = {}
+        self._calls = 0
         self._warned: set[str] = set()
 
     def __call__(self, *args: Any) -> Any:
@@ -119,6 +140,7 @@ class ScheduledGraph:
             return self._called(args)
 
     def _called(self, args: Sequence[Any]) -> Any:
+        self._calls += 1
         shapes = _shapes([args[index] for index in self._inputs.given]) if self._inputs.dynamic else ()
         if self._inputs.numbers:
             # Not the numbers alone: 0.0 and -0.0 are equal in Python.
@@ -132,6 +154,7 @@ class ScheduledGraph:
             bound = self._bind(key, args, static)
         if bound is None:
             return self._graph(*args)
+        bound.called = self._calls
         return bound.model(*[args[index] for index in self._inputs.given])
 
     def reports(self) -> list[LoadReport]:
@@ -148,7 +171,7 @@ class ScheduledGraph:
         from autosched.runtime.foreign_modes import foreign_mode
 
         # Nothing is to be prepared, and whoever prepares another model, for an hour perhaps, need not be waited for.
-        if self._refusal(key[0]) is not None:
+        if self._refusal(key[0]) is not None or self._all_in_use():
             return None
         home = next((item.device for item in (*static, *args) if hasattr(item, "device")), None)
         if home is not None and (reason := foreign_mode(home.type)):
@@ -166,66 +189,108 @@ class ScheduledGraph:
             recipe = self._recipe(key[0], model, given)
             if isinstance(recipe, _Refusal):
                 return None
-            bound = _Bound(self._verified(model, recipe, given), tuple(static))
+            loaded = self._verified(model, recipe, given)
+            if loaded.short:
+                self._again_later(key[0], loaded.report().reason, recipe)
+                return None
+            bound = _Bound(loaded, tuple(static), self._calls)
             with self._lock.lock:
+                self._recipes[key[0]] = recipe
                 self._bound[key] = bound
                 if len(self._bound) > MAX_BOUND:
-                    self._bound.popitem(last=False)
+                    del self._bound[min(self._bound, key=lambda kept: self._bound[kept].called)]
             return bound
 
     def _refusal(self, shapes: Shapes) -> _Refusal | None:
-        """Why the graph runs as it came at inputs of these shapes, if that is known without looking for a schedule."""
+        """Why the graph runs this call, with inputs of these shapes, as it came, if that is known without looking for a schedule."""
         known = self._recipes.get(shapes)
+        if isinstance(known, _Refusal):
+            return known if known.holds() else None
         if known is not None or len(self._recipes) < MAX_SHAPES:
-            return known if isinstance(known, _Refusal) else None
-        reason = f"more than {MAX_SHAPES} input shapes came to one graph; pad inputs to fewer shapes"
+            return None
+        return self._too_many(f"more than {MAX_SHAPES} input shapes came to one graph; pad inputs to fewer shapes")
+
+    def _all_in_use(self) -> bool:
+        """Whether no other parameters are bound, because there are enough and all of them were called lately."""
+        with self._lock.lock:
+            called = [bound.called for bound in self._bound.values()]
+        if len(called) < MAX_BOUND or self._calls - min(called) > IDLE_CALLS:
+            return False
+        self._too_many(
+            f"more than {MAX_BOUND} models, or input shapes of models, of one class are called by turns; load() has no such limit"
+        )
+        return True
+
+    def _too_many(self, reason: str) -> _Refusal:
         if self._options.strict:
             raise UnsupportedGraph(f"the graph may not be scheduled: {reason}")
         return self._refuse(reason)
 
     def _recipe(self, shapes: Shapes, model: DynamoGraph, given: tuple[Any, ...]) -> Recipe | _Refusal:
         from autosched.compiled import recipe_for
+        from autosched.runtime.no_memory import lacks_memory
 
-        if (known := self._refusal(shapes) or self._recipes.get(shapes)) is not None:
-            return known
+        if (refusal := self._refusal(shapes)) is not None:
+            return refusal
+        known = self._recipes.get(shapes)
+        recipe = known.recipe if isinstance(known, _Refusal) else known
+        if recipe is not None:
+            return recipe
+        made: Recipe | _Refusal
         try:
-            recipe: Recipe | _Refusal = recipe_for(model, given, {}, self._options)
-        except UsageError as error:
-            if self._options.strict or not isinstance(error, UnsupportedGraph):
-                raise
-            recipe = self._refuse(str(error))
-        except AutoschedError as error:
-            if self._options.strict:
-                raise
-            recipe = self._refuse(str(error))
+            made = recipe_for(model, given, {}, self._options)
         except Exception as error:
             let_through(error)
             # A plugin must not break a model that runs without it, whatever it stumbled over.
-            if self._options.strict:
+            if self._options.strict or (isinstance(error, UsageError) and not isinstance(error, UnsupportedGraph)):
                 raise
-            recipe = self._refuse(f"{type(error).__name__}: {error}")
+            reason = str(error) if isinstance(error, AutoschedError) else f"{type(error).__name__}: {error}"
+            if lacks_memory(error):
+                # The graph runs next, and needs it.
+                empty_frames(error)
+                self._refuse(reason, "memory")
+                return self._again_later(shapes, reason, None)
+            made = self._refuse(reason)
         with self._lock.lock:
-            self._recipes[shapes] = recipe
-        return recipe
+            if isinstance(known, _Refusal) and not isinstance(made, _Refusal):
+                known.recipe = made
+            else:
+                self._recipes[shapes] = made
+        return made
+
+    def _again_later(self, shapes: Shapes, reason: str, recipe: Recipe | None) -> _Refusal:
+        """There was no memory, which others may hold for a moment: once more at a later call, unless it was so too often."""
+        from autosched.runtime.no_memory import MOST_SHORT, left_alone
+
+        known = self._recipes.get(shapes)
+        attempts = 1 + (known.attempts if isinstance(known, _Refusal) else 0)
+        refusal = _Refusal(reason, left_alone(attempts) if attempts <= MOST_SHORT else None, attempts, recipe)
+        with self._lock.lock:
+            self._recipes[shapes] = refusal
+        return refusal
 
     def _verified(self, model: DynamoGraph, recipe: Recipe, given: tuple[Any, ...]) -> LoadedModel:
         from autosched.compiled import ready
 
         return ready(model, recipe, given, {}, self._options)
 
-    def _refuse(self, reason: str) -> _Refusal:
-        if reason not in self._warned:
-            self._warned.add(reason)
+    def _refuse(self, reason: str, kind: str = "") -> _Refusal:
+        if (said := kind or reason) not in self._warned:
+            self._warned.add(said)
             _warn(reason)
         return _Refusal(reason)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Bound:
-    """A schedule on one set of parameters, which it keeps alive."""
+    """A schedule on one set of parameters, which it keeps alive.
+
+    ``called`` is the last call that ran on it, of those of the graph.
+    """
 
     model: LoadedModel
     static: tuple[torch.Tensor, ...]
+    called: int
 
 
 def _shapes(given: Sequence[Any]) -> Shapes:

@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -99,14 +99,15 @@ _dynamos_lock = _DynamosLock()
 outlive_forks(_dynamos_lock)
 
 
-@contextmanager
-def alone() -> Iterator[None]:
-    """Trace while no other thread does: Dynamo and ``torch.export`` patch classes as they go, and see each other's patches."""
+def alone() -> AbstractContextManager[Any]:
+    """Trace while no other thread does: Dynamo and ``torch.export`` patch classes as they go, and see each other's patches.
+
+    A lock and no context of Python's, which an exception of a signal's handler may keep from being left.
+    """
     from torch._dynamo import convert_frame
 
-    # Ours second everywhere: Dynamo's may be held already, by whoever compiles a model that calls another.
-    with getattr(convert_frame, "compile_lock", _tracing.lock), _tracing.lock:
-        yield
+    lock: AbstractContextManager[Any] = getattr(convert_frame, "compile_lock", _tracing.lock)
+    return lock
 
 
 def untraced(model: torch.nn.Module) -> str:

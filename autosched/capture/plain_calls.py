@@ -15,6 +15,8 @@ _RENAMED = {
     "aten::__and__": "bitwise_and", "aten::__or__": "bitwise_or", "aten::__xor__": "bitwise_xor",
     "aten::__lshift__": "bitwise_left_shift", "aten::__rshift__": "bitwise_right_shift",
 }  # fmt: skip
+_copy: Overload = torch.ops.aten.clone.default
+_chosen: Overload = torch.ops.aten.where.self
 _RANDOM_SLOPES = frozenset({"aten::rrelu", "aten::rrelu_with_noise"})
 
 
@@ -23,9 +25,13 @@ def in_plain_words(
 ) -> tuple[Overload, tuple[Any, ...], dict[str, Any]]:
     """The call, or another that computes the same. Arguments are those of a draft; ``made`` is what the call makes."""
     name = op._schema.name
-    if name == "aten::add" and kwargs.get("alpha") and isinstance(made, torch.Tensor) and made.dtype is torch.bool:
+    if name == "aten::add" and "alpha" in kwargs and isinstance(made, torch.Tensor) and made.dtype is torch.bool:
         # Inductor would multiply, and write integers of eight bytes where the booleans have room for one each.
-        return op, args, {key: item for key, item in kwargs.items() if key != "alpha"}
+        if kwargs["alpha"]:
+            return op, args, {key: item for key, item in kwargs.items() if key != "alpha"}
+        first, second = args
+        # Without the second one, in the shape of both.
+        return (_copy, (first,), {}) if isinstance(second, int) else (_chosen, (second, first, first), {})
     if name in _RENAMED:
         packet, overload = getattr(torch.ops.aten, _RENAMED[name]), op._schema.overload_name
         op = getattr(packet, overload if overload in packet.overloads() else f"Tensor_{overload}")

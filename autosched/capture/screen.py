@@ -281,11 +281,13 @@ def explain_export_failure(error: Exception, of_decisions: str = "") -> Unsuppor
         )
     if kind == "DynamicOutputShapeException":
         return UnsupportedGraph(f"the model cannot be captured{where}: the shape of what {first} makes depends on the data. {_DATA}")
-    if "DataDependent" in kind or "data-dependent" in str(error) or "unbacked" in str(error):
+    without_asserts = _looks_for_asserts(error.__traceback__)
+    if "DataDependent" in kind or "data-dependent" in str(error) or "unbacked" in str(error) or without_asserts:
         advice = of_decisions or (
             _UNCHECKED if _checks_a_distribution(error.__traceback__) else _ASSERTED if code.startswith("assert") else _DATA
         )
-        return UnsupportedGraph(f"the model cannot be captured{where}: a value decides what runs next ({first}). {advice}")
+        said = "" if without_asserts else f" ({first})"
+        return UnsupportedGraph(f"the model cannot be captured{where}: a value decides what runs next{said}. {advice}")
     apart = place.startswith("bitsandbytes/")
     advice = _PACKED if _packed(error.__traceback__) else f"{_WITH_SCALES_APART}." if apart else _advice(f"{error} {code}")
     return UnsupportedGraph(f"the model cannot be captured{where}: torch.export refuses it with {kind}: {first}. {advice}")
@@ -300,6 +302,11 @@ _UNCHECKED = (
     "torch.distributions.Distribution.set_default_validate_args(False)."
 )
 _ASSERTED = "It is an assertion about values: leave it out of the model, or capture in a process started with python -O."
+
+
+def _looks_for_asserts(trace: TracebackType | None) -> bool:
+    """Whether PyTorch was finding out if an assertion had asked for a value: under ``python -O`` it finds none, and fails at that."""
+    return any(frame.f_code.co_name == "get_assert_bytecode_sequence" for frame, _ in traceback.walk_tb(trace))
 
 
 def _checks_a_distribution(trace: TracebackType | None) -> bool:

@@ -38,11 +38,12 @@ def trusting(namespaces: Iterable[str]) -> Iterator[None]:
     Raises:
         UsageError: as :func:`parse_namespaces`.
     """
-    token = _trusted.set(frozenset(parse_namespaces(namespaces)))
+    before, wanted = _trusted.get(), frozenset(parse_namespaces(namespaces))
     try:
+        _trusted.set(wanted)
         yield
     finally:
-        _trusted.reset(token)
+        _trusted.set(before)
 
 
 def trust_for_good(namespaces: Iterable[str]) -> None:

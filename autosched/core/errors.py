@@ -125,6 +125,10 @@ class DeviceError(AutoschedError):
     exit_code = 5
 
 
+class InTheMidst(DeviceError):
+    """A schedule was called in the midst of a call of another one by the same thread, with which it takes turns; later it may run."""
+
+
 class ShortOfMemory(DeviceError):
     """The device had no memory for what was asked of it, which it may have a moment later."""
 

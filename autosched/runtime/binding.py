@@ -36,7 +36,7 @@ from autosched.runtime.reads import Reads
 from autosched.runtime.runners import regions_of, runner_factory
 from autosched.runtime.state import Asked, OtherBuffers, ask, copies_of, version_of, whole_answer
 from autosched.runtime.telling_inputs import telling_inputs
-from autosched.runtime.thread_state import ThreadState, inference_mode
+from autosched.runtime.thread_state import ThreadKept, inference_mode
 from autosched.runtime.trees import output_tensors
 from autosched.runtime.weights import ModelWatch, in_training
 from autosched.runtime.widths import bind_for
@@ -129,24 +129,20 @@ class Binder:
         if verify and in_training(self.model):
             raise InAnotherMode
         # A call in inference mode may be the one that binds: what is made here is written to by calls outside of it, too.
-        thread = ThreadState()
-        try:
-            with trusting(self._trusted), all_aside(), made_current(self._device), inference_mode(False), torch.no_grad():
-                attributes = AttributeTensors(self.model) if verify else None
-                while True:
-                    try:
-                        return self._bind_trusting(bundle, plan, manners, attributes)
-                    except _ReadsMore as found:
-                        manners.unbound = found.bindings
-                    except BaseException:
-                        # The model runs instead, and other forms of call may read what those of the comparison have left.
-                        if attributes is not None:
-                            # Buffers that calls change have been given back: a number that counts what is in them goes with these.
-                            attributes.give_back(numbers=bool(bundle.program.writes))
-                        raise
-        except BaseException:
-            thread.put_back()
-            raise
+        kept = ThreadKept(self._device)
+        with kept, trusting(self._trusted), all_aside(), made_current(self._device), inference_mode(False), torch.no_grad():
+            attributes = AttributeTensors(self.model) if verify else None
+            while True:
+                try:
+                    return self._bind_trusting(bundle, plan, manners, attributes)
+                except _ReadsMore as found:
+                    manners.unbound = found.bindings
+                except BaseException:
+                    # The model runs instead, and other forms of call may read what those of the comparison have left.
+                    if attributes is not None:
+                        # Buffers that calls change have been given back: a number that counts what is in them goes with these.
+                        attributes.give_back(numbers=bool(bundle.program.writes))
+                    raise
 
     def _bind_trusting(self, bundle: Bundle, plan: Plan, manners: _Manners, attributes: AttributeTensors | None) -> Bound:
         """As :meth:`_bind`; compared with the model if there are ``attributes``, as they were before any comparison."""
@@ -154,8 +150,8 @@ class Binder:
         reads = Reads(program, self.model, manners.unbound) if verify and not self._frozen else None
         # The watch first: a change while the weights are read is then seen at the next call.
         beside = reads.known if reads is not None else manners.unbound
-        copied = packed_by_own(program.graph, plan)
-        watch = ModelWatch(self.model, program, beside, frozen=self._frozen, all_words=self._padded, packed=copied)
+        packed = packed_by_own(program.graph, bundle.schedule.variant)
+        watch = ModelWatch(self.model, program, beside, frozen=self._frozen, all_words=self._padded, packed=packed)
         began = self._tensors(program)
         constants = gather_constants(program, self.model, bundle.literals)
         if device.type == "cpu":
@@ -183,11 +179,11 @@ class Binder:
             if manners.called.differs(self.model, inputs, partial(models_answer, program, self.model, inputs)):
                 raise IncompatibleArtifact(self._label, ["the model calls other operators than before, or gives them other numbers"])
         intermediates = getattr(runner(), "peak_bytes", 0) or peak_live_bytes(program.graph, plan, homes_of(served.in_place))
-        packed = unshared_bytes([*bound.constants, *fixed_tensors(bound.kernels)], constants.values())
+        taken = unshared_bytes([*bound.constants, *fixed_tensors(bound.kernels)], constants.values())
         if manners.seen is None:
-            return Bound(runner(), watch, intermediates, packed, error, without=without)
+            return Bound(runner(), watch, intermediates, taken, error, without=without)
         writes = WriteBacks(program, self.model, list(constants.values()), manners.seen, served.in_place)
-        return Bound(runner(), watch, intermediates, packed, error, writes, self._overwriting(served, plan, runner()), without)
+        return Bound(runner(), watch, intermediates, taken, error, writes, self._overwriting(served, plan, runner()), without)
 
     def _in_place(self, bound: BoundProgram, plan: Plan, asked: Asked | None) -> BoundProgram:
         """The program that is served: with those of its write-backs done in place that may be, by the plan and by what the model does."""

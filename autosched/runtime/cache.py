@@ -6,7 +6,6 @@ never fatal: the search for a schedule goes on as if there were none.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import tempfile
@@ -114,10 +113,14 @@ def _set_aside(path: Path, why: str) -> None:
     while target.exists():
         target = path.with_name(f"{path.name}.corrupt-{stamp}-{count}")
         count += 1
-    kept = "left where it is (the folder cannot be changed)"
-    with contextlib.suppress(OSError):
+    try:
         os.rename(path, target)
         kept = f"moved to {target.name}"
+    except FileNotFoundError:
+        # Several processes of a server read it at the same time.
+        kept = "moved by another process"
+    except OSError:
+        kept = "left where it is (the folder cannot be changed)"
     warn_once(f"{path}: corrupt", f"the tuned schedule in {path} is damaged ({why}); it was {kept} and is not used. Tune again.")
 
 

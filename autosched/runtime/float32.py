@@ -40,12 +40,26 @@ _PATIENCE_S = 10.0
 def as_it_is_set() -> Iterator[None]:
     """No other thread changes how float32 is rounded meanwhile, by what is in this file; this one may."""
     lock: Any = _turn.lock
-    mine = lock.acquire(timeout=_PATIENCE_S)
     try:
+        lock.acquire(timeout=_PATIENCE_S)
         yield
     finally:
-        if mine:
+        # Asked of the lock: an exception of a signal's handler may come before anything is noted.
+        if lock._is_owned():
             lock.release()
+
+
+def has_turn() -> bool:
+    """Whether this thread is within :func:`as_it_is_set`."""
+    lock: Any = _turn.lock
+    return bool(lock._is_owned())
+
+
+def give_turn_back() -> None:
+    """This thread is no longer within it, however often an exception of a signal's handler has kept it from leaving."""
+    if has_turn():
+        lock: Any = _turn.lock
+        lock._release_save()
 
 
 @as_it_is_set()
@@ -122,8 +136,8 @@ def full_convolutions() -> Iterator[None]:
             before = bool(cudnn.allow_tf32)
         except RuntimeError:
             before = True
-        round_convolutions(allowed=False)
         try:
+            round_convolutions(allowed=False)
             yield
         finally:
             cudnn.allow_tf32 = before
@@ -157,14 +171,14 @@ def _full_products() -> Iterator[None]:
     try:
         before = torch.get_float32_matmul_precision()
     except RuntimeError:
-        products.fp32_precision = _FULL
         try:
+            products.fp32_precision = _FULL
             yield
         finally:
             products.fp32_precision = separate
         return
-    torch.set_float32_matmul_precision("highest")
     try:
+        torch.set_float32_matmul_precision("highest")
         yield
     finally:
         torch.set_float32_matmul_precision(before)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from autosched.core.callers import warn_caller
-from autosched.core.errors import AutoschedError, InputMismatch, UsageError
+from autosched.core.errors import AutoschedError, InputMismatch, InTheMidst, UsageError
 from autosched.core.forks import RenewedLock
 from autosched.core.specs import TENSOR_TYPES, only_adds_to_tensors
 from autosched.core.standing_aside import all_aside, asking, hooks_around, schedule_within
@@ -130,10 +130,12 @@ class LoadedModel:
         table: the schedules by shape, or ``None`` to run the model as it came for good.
         report: what :meth:`report` starts from.
         strict: raise where the model would otherwise run as it came.
+        short: whether there is no table because there was no memory for one.
     """
 
-    def __init__(self, model: torch.nn.Module, table: ShapeTable | None, report: LoadReport, *, strict: bool) -> None:
+    def __init__(self, model: torch.nn.Module, table: ShapeTable | None, report: LoadReport, *, strict: bool, short: bool = False) -> None:
         self.model = model
+        self.short = short
         self._table = table
         self._report = report
         self._strict = strict
@@ -276,7 +278,8 @@ class LoadedModel:
         """Read all parameters again and compare with the model. Needed only after changes that nothing counts; ``load`` lists them.
 
         A schedule that was given up because the model was changed into another one is used again, if the model now is what it was.
-        Within a call of the same thread (by a signal's handler, a finalizer), it is put off until the next call begins.
+        Within a call of the same thread (by a signal's handler, a finalizer), it is put off until the next call begins; on a GPU, also
+        within one of another model's.
 
         Raises:
             AutoschedError: with ``strict``, if a schedule no longer fits the model, or the model is in training mode.
@@ -295,6 +298,10 @@ class LoadedModel:
             with all_aside():
                 # All of them, before any is told of: none may go on with what it read before.
                 found = [table.refresh(slot) for slot in table.slots]
+        except InTheMidst:
+            # Of another model's call, which has the device until it ends.
+            self._refresh_due = True
+            return
         except BaseException:
             self._refresh_due = True
             raise

@@ -40,6 +40,7 @@ from autosched.runtime.shape_table import ShapeTable
 from autosched.runtime.shapes import find_buckets
 from autosched.runtime.shapes_padding import Padding
 from autosched.runtime.slot import Slot
+from autosched.runtime.thread_state import ThreadKept
 from autosched.runtime.verdict import GRAVEST_FIRST, Compatibility, Difference, Verdict, check_bundle, differences_of
 from autosched.runtime.weights import UnwatchableModel, part_in_training
 
@@ -104,7 +105,7 @@ def load(
     try:
         _require_no_capture()
         with all_aside():
-            with trusting(custom_operators):
+            with ThreadKept(_home(model, "")), trusting(custom_operators):
                 table = _open(source, model, facts, pad=pad, max_shapes=max_shapes, frozen=frozen, in_place=in_place)
             if prepare == "all":
                 _warm(table, model, facts)
@@ -114,7 +115,9 @@ def load(
     except AutoschedError as error:
         if strict or _only_the_caller_can_mend(error):
             raise
-        return _as_it_came(model, str(error), facts)
+        reason = str(error)
+        _warn(model, reason)
+        return LoadedModel(model, None, facts.report(reason), strict=False, short=lacks_memory(error))
     return LoadedModel(model, table, facts.report(), strict=strict)
 
 
@@ -178,11 +181,6 @@ def _unchecked(kind: str) -> tuple[str, ...]:
 
 def _warn(model: torch.nn.Module, reason: str) -> None:
     warn_caller(f"autosched runs {type(model).__name__} without a schedule: {reason}", FallbackWarning)
-
-
-def _as_it_came(model: torch.nn.Module, reason: str, facts: _Facts) -> LoadedModel:
-    _warn(model, reason)
-    return LoadedModel(model, None, facts.report(reason), strict=False)
 
 
 def _open(

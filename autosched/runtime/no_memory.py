@@ -12,6 +12,20 @@ _WORDS = ("out of memory", "alloc_failed", "allocate memory", "not enough memory
 # What to do about it, at the end of a message.
 ROOM = "There is not enough memory for it beside the model: free some and load again, or keep fewer shapes in memory (max_shapes)."
 
+# Others of a server may hold the memory for a moment. Where there never is any, each call would cost an attempt.
+MOST_SHORT = 16
+
+
+def left_alone(attempts: int) -> int:
+    """How many calls are left to the model after so many attempts in a row that had no memory, before there is another one.
+
+    An attempt takes longer than a call, and nobody knows how long a moment is: after each one, twice as many.
+
+    >>> [left_alone(attempts) for attempts in (1, 2, 3, 4)]
+    [0, 1, 3, 7]
+    """
+    return int(2 ** (attempts - 1)) - 1
+
 
 def lacks_memory(error: BaseException | None) -> bool:
     """Whether ``error``, or what it came of, is a lack of memory."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from autosched.core.errors import AutoschedError, HalfWritten
+from autosched.core.errors import AutoschedError, HalfWritten, InTheMidst
 from autosched.core.frames import empty_frames
 from autosched.core.from_outside import let_through
 from autosched.core.program import Program
@@ -125,7 +125,7 @@ class Prepared:
         self._take(bind(True))
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | str:
-        """Outputs, or what an operator raised, or why the schedule may not run now (the model is in another mode, or has other hooks).
+        """Outputs, or what an operator raised, or why the schedule may not run now (the model is in another mode, say, or has other hooks).
 
         Raises:
             NoLongerFits: if the model was changed into another one.
@@ -156,8 +156,8 @@ class Prepared:
             return outcome
         return self.follow() or self._launch(tensors)
 
-    def _overwrite(self, overwriting: Overwriting, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception:
-        """Run it; what an operator raised, if nothing was changed by then.
+    def _overwrite(self, overwriting: Overwriting, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | Exception | str:
+        """Run it; what an operator raised, if nothing was changed by then, or why it may not run now.
 
         Raises:
             HalfWritten: if something was. The next call changes nothing before it has succeeded, so that it is seen who is to blame.
@@ -165,9 +165,9 @@ class Prepared:
         overwriting.begun.set(False)
         # Made now, and not when it is found that it will be needed: what making it raises must not hide what became of that run.
         outcome = self._launch(inputs, overwriting.otherwise() if self._careful else None)
-        if not isinstance(outcome, Exception):
+        if isinstance(outcome, list):
             self._careful = False
-        elif overwriting.begun.yes:
+        elif isinstance(outcome, Exception) and overwriting.begun.yes:
             self._careful = True
             raise HalfWritten(
                 f"an operator failed after part of the model's state was changed ({type(outcome).__name__}: {outcome}); the model was not "
@@ -227,21 +227,22 @@ class Prepared:
         if close is not None:
             close()
 
-    def _launch(self, tensors: Sequence[torch.Tensor], instead: Runner | None = None) -> list[torch.Tensor] | Exception:
+    def _launch(self, tensors: Sequence[torch.Tensor], instead: Runner | None = None) -> list[torch.Tensor] | Exception | str:
         runner = instead or self.runner
         try:
             if not torch.is_grad_enabled():
                 return runner(tensors)
             with torch.no_grad():
                 return runner(tensors)
+        except InTheMidst as error:
+            return str(error)
         except OPERATOR_ERRORS as error:
             let_through(error)
             empty_frames(error)
             return error
 
     def _harmless(self, change: Change) -> bool:
-        ahead = self.program.prologue or self.watch.packed or in_its_code(self.program, self.device.type)
-        if change is not Change.CONTENT or ahead:
+        if change is not Change.CONTENT or self.watch.reads_ahead or in_its_code(self.program, self.device.type):
             return False
         # Read where they are at every call, and nothing was computed from them ahead of time.
         self.watch.accept()
@@ -251,7 +252,7 @@ class Prepared:
     def _rebind(self, *, verify: bool) -> None:
         try:
             self._take(self._bind(verify))
-        except (ChangedMeanwhile, InAnotherMode):
+        except (ChangedMeanwhile, InAnotherMode, InTheMidst):
             raise
         except Exception as error:
             let_through(error)

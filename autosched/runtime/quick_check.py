@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from autosched.core.from_outside import let_through
 from autosched.runtime.call_form import leaf_key
 
 _Check = Callable[..., bool]
@@ -80,7 +81,8 @@ def quick_check(leaves: Sequence[Any], order: Sequence[int], fitted: Sequence[to
     try:
         check = make(tensors)
         return QuickCheck(check, tuple(order), others) if check(*tensors) else None
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError) as error:
+        let_through(error)
         return None
 
 
@@ -98,7 +100,8 @@ def _guard() -> Callable[[Sequence[torch.Tensor]], _Check] | None:
                 torch.zeros(2, 3, requires_grad=True), torch.nn.Parameter(example, requires_grad=False), torch._neg_view(example), 1.0,
             )  # fmt: skip
             trusted = check(torch.ones(2, 3)) and not any(check(other) for other in unlike)
-    except (ImportError, AttributeError, RuntimeError, TypeError):
+    except (ImportError, AttributeError, RuntimeError, TypeError) as error:
+        let_through(error)
         return None
     return (lambda tensors: _made(guards.TensorGuards, tensors)) if trusted else None
 

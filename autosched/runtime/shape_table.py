@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from autosched.core.errors import InputMismatch
+from autosched.core.from_outside import let_through
 from autosched.runtime.call_form import CallReader, expected_key, leaf_key
 from autosched.runtime.forking import outlive_forks
 from autosched.runtime.key_order import KeyOrders, in_captured_order
@@ -86,8 +87,9 @@ class _Form:
                 if (tensors := quick.tensors(leaves)) is not None:
                     return Found(slot, tensors, None, True, objects=leaves.objects)
             slot_found = self._table.get(tuple([leaf_key(leaf) for leaf in leaves]))
-        except (TypeError, RuntimeError):
+        except (TypeError, RuntimeError) as error:
             # A tensor whose shape is not made of plain numbers.
+            let_through(error)
             return None
         if slot_found is None:
             return None

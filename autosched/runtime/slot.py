@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from autosched.core.errors import AutoschedError, HalfWritten, IncompatibleArtifact
+from autosched.core.errors import AutoschedError, HalfWritten, IncompatibleArtifact, InTheMidst
 from autosched.core.extents import Extents, extent_of
 from autosched.core.frames import empty_frames
 from autosched.core.from_outside import let_through
 from autosched.core.program import Program, Ref
 from autosched.runtime.call_form import answer_maker
-from autosched.runtime.no_memory import lacks_memory
+from autosched.runtime.no_memory import MOST_SHORT, lacks_memory, left_alone
 from autosched.runtime.prepared import OPERATOR_ERRORS, ChangedMeanwhile, InAnotherMode, NoLongerFits, Prepared
 from autosched.runtime.shapes import describe_shape
 from autosched.runtime.state import holders_of
@@ -23,8 +23,6 @@ from autosched.runtime.trees import objects_given, returns_given
 
 # A server that puts new weights in place under traffic is done after a few calls; a model that changes itself at each call never is.
 _MOST_UNSETTLED = 100
-# Others of a server may hold the memory for a moment. Where there never is any, each call would cost an attempt.
-_MOST_SHORT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +162,9 @@ class Slot:
         """Read all parameters again, if the schedule is ready; try it once more, if it was given up for a change or for want of memory.
 
         Why it may not run any more, or nothing.
+
+        Raises:
+            InTheMidst: if nothing could be compared.
         """
         with self._lock:
             self._left_alone = 0
@@ -173,6 +174,8 @@ class Slot:
                 elif self.given_up:
                     self.ready()
                     self.refused, self.given_up, self._short = "", False, 0
+            except InTheMidst:
+                raise
             except ChangedMeanwhile:
                 return None
             except InAnotherMode as error:
@@ -193,7 +196,7 @@ class Slot:
                 self._retire("failure", reason, None)
                 return
             self._short += 1
-            if self._short > _MOST_SHORT:
+            if self._short > MOST_SHORT:
                 self._retire("memory", reason, None)
 
     def after_fork(self, *, usable: bool) -> None:
@@ -218,7 +221,7 @@ class Slot:
         if isinstance(error, ChangedMeanwhile):
             self._unsettled += 1
             return self._retire("model", str(error), error) if self._unsettled > _MOST_UNSETTLED else Refused("model", str(error), error)
-        if isinstance(error, InAnotherMode):
+        if isinstance(error, InAnotherMode | InTheMidst):
             return Refused("model", str(error), error)
         let_through(error)
         what = str(error) if isinstance(error, AutoschedError) else f"{type(error).__name__}: {error}"
@@ -233,15 +236,12 @@ class Slot:
         return self._retire("model", str(error), error.__cause__)
 
     def _lacked(self, reason: str, error: BaseException | None) -> Refused:
-        """There was no memory to make it ready: once more at a later call, unless it was so too often.
-
-        An attempt takes longer than a call, and nobody knows how long a moment is: after each one, twice as many calls are left alone.
-        """
+        """There was no memory to make it ready: once more at a later call, unless it was so too often."""
         self._short += 1
-        if self._short > _MOST_SHORT:
+        if self._short > MOST_SHORT:
             return self._retire("memory", reason, error)
         self.prepared, self.refused, self.given_up = None, "", False
-        self._left_alone, self._shortage = 2 ** (self._short - 1) - 1, reason
+        self._left_alone, self._shortage = left_alone(self._short), reason
         return Refused("memory", reason, error if isinstance(error, Exception) else None)
 
     def _retire(self, kind: str, reason: str, error: BaseException | None) -> Refused:

@@ -27,8 +27,8 @@ def use_threads(count: int) -> None:
 def torch_threads(count: int) -> Iterator[None]:
     """PyTorch's own count is ``count`` within the block: code that is compiled there is written for so many threads."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
     try:
+        torch.set_num_threads(count)
         yield
     finally:
         torch.set_num_threads(before)

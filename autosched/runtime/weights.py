@@ -55,7 +55,9 @@ class ModelWatch:
             only a comparison with the model tells whether the program may still do without them.
         frozen: the caller vouches that modules and weights stay as they are; only modes and hooks are then looked at.
         all_words: whether uncounted writes are of consequence for every weight.
-        packed: values of the program that operators have packed copies of, beside those that its prologue reads.
+        packed: values that kernels have read ahead, and packed for themselves, beside what the program's prologue reads.
+
+    ``reads_ahead`` is whether there are any of either.
 
     Raises:
         UnwatchableModel: if a parameter carries no version counter (it was made under ``torch.inference_mode``).
@@ -72,7 +74,6 @@ class ModelWatch:
         all_words: bool = False,
         packed: Collection[int] = (),
     ) -> None:
-        self.packed = packed
         self._frozen = frozen
         modules = list(model.modules())
         self._modes = Modes(modules_with_a_mode(model))
@@ -117,8 +118,9 @@ class ModelWatch:
         filled = (self._hooks.filled, self._children, self._weights)
         self._fixed = [*(module.__dict__ for module in modules), *chain.from_iterable(each.tables for each in filled)]
         self._count()
-        # From what operators read, nothing else is computed ahead, nor need one that vouches for them be told.
-        ahead = {value for call in program.prologue for value in call.reads()}.union(packed)
+        # Nothing is computed ahead from what operators read otherwise, nor need one that vouches for them be told.
+        ahead = {*packed, *(value for call in program.prologue for value in call.reads())}
+        self.reads_ahead = bool(ahead)
         whole = all_words or any(in_its_code(program, tensor.device.type) for tensor in self._tensors)
         taken = [tensor for tensor, binding in zip(self._tensors, bindings, strict=False) if whole or binding.value in ahead]
         self._ahead = [*taken, *self._beside] if not frozen else []

@@ -46,6 +46,17 @@ def test_booleans_are_added_without_a_factor(function: Callable[[torch.Tensor], 
     assert [dict(call.kwargs) for call in calls if call.target.startswith("aten::add")] == [{}]
 
 
+@pytest.mark.parametrize("factor", [0, False])
+@pytest.mark.parametrize("added", [
+    lambda x, factor: torch.add(x > 0, x < 1, alpha=factor), lambda x, factor: torch.add(x > 0, True, alpha=factor),
+    lambda x, factor: torch.add(x[0] > 0, x < 1, alpha=factor), lambda x, factor: (x > 0).add_(x < 1, alpha=factor),
+])  # fmt: skip
+def test_booleans_times_nothing_are_not_added(added: Callable[[torch.Tensor, int], torch.Tensor], factor: int) -> None:
+    # As with a factor, and the process ended when that memory was given back.
+    calls = [call for operator in captured_as_the_model(lambda x: added(x, factor)).program.graph.operators for call in operator.calls]
+    assert not [call for call in calls if call.target.startswith("aten::add")]
+
+
 @pytest.mark.parametrize("function", [
     lambda x: x * 1j, lambda x: x + (1 + 2j), lambda x: 2j - x, lambda x: 1j / (x + 3), lambda x: x.to(torch.complex64) ** 2j,
     lambda x: torch.where(x > 0, 1j, x), lambda x: torch.where(x > 0, x, -1j), lambda x: torch.exp(1j * x), lambda x: x.sum() * 1j,

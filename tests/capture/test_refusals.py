@@ -3,8 +3,12 @@
 import enum
 import importlib
 import io
+import os
+import re
+import subprocess
 import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -269,6 +273,33 @@ class Ascending(nn.Module):
 def test_an_assertion_about_values_is_refused_and_how_to_do_without_is_named():
     with pytest.raises(UnsupportedGraph, match=r"\(assert \(x.*It is an assertion about values: .*python -O"):
         capture(Ascending(), (torch.arange(3.0),))
+
+
+_WITHOUT_ASSERTIONS = """
+import sys, torch
+from autosched.capture.export import capture
+from autosched.core.errors import UnsupportedGraph
+
+class Decides(torch.nn.Module):
+    def forward(self, x):
+        assert (x > 5).all(), "left out"
+        return x * 2 if x.sum() > 0 else x
+
+try:
+    capture(Decides().eval(), (torch.ones(3),))
+except UnsupportedGraph as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_without_assertions_a_value_that_decides_is_named_as_such(tmp_path: Path) -> None:
+    """PyTorch looks for an assertion where a value is asked for, and fails where Python has left them all out."""
+    (tmp_path / "decides.py").write_text(_WITHOUT_ASSERTIONS)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    command = [sys.executable, "-O", str(tmp_path / "decides.py")]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert re.search(r"decides\.py:9 \(return x \* 2 if x\.sum.*a value decides what runs next\. Expected", ended.stdout), ended.stderr
 
 
 class LeastSquares(nn.Module):

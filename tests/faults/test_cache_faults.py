@@ -113,6 +113,25 @@ def test_damage_again_in_the_same_second_overwrites_nothing(tmp_path: Path, monk
     assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == [b"one", b"three", b"two"]
 
 
+def test_a_damaged_entry_that_another_process_has_moved_meanwhile_is_said_to_be_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = tmp_path / _KEY.filename
+    entry.write_bytes(b"nothing")
+    read = cache._read
+
+    def then_moved(path: Path) -> object:
+        try:
+            return read(path)
+        finally:
+            path.rename(tmp_path / "theirs")
+
+    monkeypatch.setattr(cache, "_read", then_moved)
+    with pytest.warns(CacheWarning, match="it was moved by another process and is not used"):
+        assert find(tmp_path, _KEY) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
 def test_a_damaged_entry_that_cannot_be_moved_is_a_miss_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> None:
         raise PermissionError(errno.EACCES, "no")

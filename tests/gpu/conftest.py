@@ -2,10 +2,10 @@
 
 ``--gpu-budget`` is a time plan that fails loudly: a test whose turn comes after it is spent fails and says that it did not run, and
 none runs on for long past it: one that waits for the device and cannot be interrupted there takes its process with it. What everything else
-rests on comes first, what compiles comes last. Where there are cores for it, files run in several processes at once (``--gpu-lanes``): see
-gpu_lanes.py. ``--gpu-done FILE`` goes on where an earlier run ended: see gpu_done.py. Where the device no longer answers after a failure,
-the process ends: what is left would fail as well. ``--gpu-rehearsal`` runs the bodies on a double with CPU tensors, so that what is
-misspelt is found without a GPU; it proves nothing else.
+rests on comes first, what compiles comes last. Where there are cores for it, files run in several processes at once (``--gpu-lanes``, and
+not ``-n`` of pytest-xdist): see gpu_lanes.py. ``--gpu-done FILE`` goes on where an earlier run ended: see gpu_done.py. Where the device no
+longer answers after a failure, the process ends: what is left would fail as well. ``--gpu-rehearsal`` runs the bodies on a double with CPU
+tensors, so that what is misspelt is found without a GPU; it proves nothing else.
 """
 
 from __future__ import annotations
@@ -153,13 +153,17 @@ def _turn(item: pytest.Item) -> int:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail what no longer fits instead of leaving it out: a green run means that everything ran.
+    """Fail what no longer fits, or would break others, instead of leaving it out: a green run means that everything ran.
 
     No fixture may do this: a module's own, which opens a model, comes before any test's.
     """
     from tests.gpu.gpu_lanes import not_run
 
     budget_s = item.config.getoption("--gpu-budget")
+    others = getattr(item.config, "workerinput", {}).get("workercount", 1) - 1
+    if item.get_closest_marker("gpu_alone") is not None and others and not item.config.getoption("--gpu-rehearsal"):
+        why = "it leaves other processes no memory of the device, and pytest-xdist runs tests beside it; leave out -n (see gpu_lanes.py)"
+        pytest.fail(f"not run: {why}", pytrace=False)
     if item.config.pluginmanager.has_plugin(_DONE):
         return  # such a run has stopped by then
     if item.get_closest_marker("gpu") is not None and sum(_spent_s) >= budget_s:

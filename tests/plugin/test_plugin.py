@@ -192,10 +192,105 @@ def test_more_sets_of_weights_than_are_kept_still_run_right(monkeypatch: pytest.
     models = [Mlp(seed).eval() for seed in range(4)]
     runs = [compiled(model) for model in models]
     args, _ = inputs_of(models[0])
-    for _ in range(2):
-        for model, run in zip(models, runs, strict=True):
+
+    def call_all() -> None:
+        for _ in range(2):
+            for model, run in zip(models, runs, strict=True):
+                require_same(run(*args), model(*args))
+
+    with pytest.warns(FallbackWarning, match="more than 2 models") as said:
+        call_all()
+    # Nothing is bound at each turn.
+    assert len(said) == 1
+    assert [report.calls for report in reports()] == [2, 2]
+    strict = [compiled(model, strict=True) for model in models]
+    for run in strict[:2]:
+        run(*args)
+    with pytest.raises(UnsupportedGraph, match="more than 2 models"):
+        strict[2](*args)
+
+
+def test_weights_make_room_that_were_not_called_for_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "MAX_BOUND", 2)
+    monkeypatch.setattr(plugin, "IDLE_CALLS", 3)
+    first, second, third = [Mlp(seed).eval() for seed in range(3)]
+    args, _ = inputs_of(first)
+    runs = {model: compiled(model) for model in (first, second, third)}
+    for model in (first, second, first, first, first, third):
+        require_same(runs[model](*args), model(*args))
+    assert [report.calls for report in reports()] == [4, 1]
+    require_same(runs[first](*args), first(*args))
+    assert [report.calls for report in reports()] == [5, 1]
+
+
+_SHORT: list[Exception] = [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()]
+
+
+@pytest.mark.parametrize("error", _SHORT)
+@pytest.mark.parametrize("what", ["autosched.compiled.capture", "autosched.runtime.load.Binder.prepare", "autosched.compiled._faster"])
+@pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")
+def test_a_graph_that_had_no_memory_is_tried_again_after_some_calls(what: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = 0
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        nonlocal attempts
+        attempts += 1
+        raise error
+
+    model = Mlp().eval()
+    args, _ = inputs_of(model)
+    run = compiled(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(what, fails)
+        for _ in range(10):
             require_same(run(*args), model(*args))
-    assert len(reports()) == 2
+        # At the first, the second, the fourth and the eighth.
+        assert attempts == 4
+        [report] = reports()
+        assert (report.scheduled, "memory" in report.reason.lower()) == (False, True)
+    for _ in range(6):
+        require_same(run(*args), model(*args))
+    [report] = reports()
+    assert (report.scheduled, report.calls) == (True, 1)
+
+
+@pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")
+def test_a_graph_that_never_has_memory_is_given_up_and_what_was_captured_is_kept_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autosched.runtime.no_memory.MOST_SHORT", 3)
+    attempts: list[str] = []
+    real = autosched.compiled.capture
+
+    def captured(*args: Any, **kwargs: Any) -> Any:
+        attempts.append("capture")
+        return real(*args, **kwargs)
+
+    def fails(*args: Any) -> None:
+        attempts.append("race")
+        raise MemoryError
+
+    monkeypatch.setattr("autosched.compiled.capture", captured)
+    monkeypatch.setattr("autosched.compiled._faster", fails)
+    model = Mlp().eval()
+    args, _ = inputs_of(model)
+    run = compiled(model)
+    for _ in range(20):
+        run(*args)
+    assert attempts == ["capture", "race", "race", "race", "race"]
+
+
+def test_a_lack_of_memory_while_a_graph_is_captured_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = iter(range(100))
+
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {next(asked)} MiB")
+
+    monkeypatch.setattr("autosched.compiled.capture", fails)
+    run = compiled(Mlp().eval())
+    with pytest.warns(FallbackWarning, match="out of memory") as said:
+        assert [len(run(torch.randn(3, 8))) for _ in range(10)] == [3] * 10
+    assert len(said) == 1
+    with pytest.raises(torch.OutOfMemoryError):
+        compiled(Mlp().eval(), strict=True)(torch.randn(3, 8))
 
 
 class Normed(nn.Module):

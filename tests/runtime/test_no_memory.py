@@ -285,7 +285,7 @@ def test_a_schedule_that_has_no_memory_when_it_is_made_ready_is_made_ready_later
 
 @pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")
 def test_one_that_never_has_memory_when_it_is_made_ready_is_given_up_until_refresh(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot, "_MOST_SHORT", 3)
+    monkeypatch.setattr(slot, "MOST_SHORT", 3)
     model = TwoBranches().eval()
     loaded = load(encode_bundle(two_branches_bundle(model)), model, prepare="first-use")
     args, kwargs = two_branches_inputs(3)

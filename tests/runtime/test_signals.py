@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import gc
 import itertools
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -17,13 +20,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import autosched
+from autosched.capture.dynamo import alone
+from autosched.core import custom_operators
+from autosched.core.errors import InTheMidst
 from autosched.export.bundle import encode_bundle
-from autosched.runtime import thread_count
-from autosched.runtime.guard import LoadedModel
+from autosched.runtime import float32, quick_check, shape_table, thread_count
+from autosched.runtime.cuda.streams import no_garbage_collection
+from autosched.runtime.guard import FallbackWarning, LoadedModel
+from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.load import load
 from autosched.runtime.shape_table import ShapeTable
 from tests.conformance.interruptions import ends_whatever_interrupts
-from tests.conformance.stateful import bundle_bytes, bundled
+from tests.conformance.stateful import KeyValueCache, bundle_bytes, bundled, example, made
 
 
 class Expired(RuntimeError):
@@ -243,3 +252,166 @@ def test_a_call_that_interrupts_the_counting_of_fallbacks_does_not_wait_for_it(m
     with pytest.warns(match="another mode"):
         # Outside of a call: it is refresh() that warns.
         assert ends_whatever_interrupts(fast.refresh, {LoadedModel._warn.__code__}, lambda: fast(x))
+
+
+@pytest.mark.parametrize("when", ["first call", "later", "new weights", "state"])
+def test_a_schedule_that_waits_for_no_call_of_its_own_thread_runs_again_afterwards(
+    model: Late, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """On a GPU two models take turns, and a signal's handler may call one of them in a call of the other."""
+    kept: Any = made(KeyValueCache) if when == "state" else model
+    x = example() if when == "state" else torch.randn(2, 4)
+    data = bundle_bytes(kept, (x,))
+    fast, other = load(data, kept, prepare="first-use" if when == "first call" else "all"), copy.deepcopy(kept)
+    if when == "new weights":
+        for each in (kept, other):
+            each.layer.bias = nn.Parameter(torch.ones(3))
+    assert fast._table is not None
+    prepared: Any = fast._table.slots[0].prepared
+
+    def busy(*args: object) -> list[Tensor]:
+        if when == "state":
+            # As where a graph is about to be launched on the caller's memory.
+            prepared.overwriting.begun.set(True)
+        raise InTheMidst("its thread is in the midst of a call")
+
+    with torch.no_grad():
+        with monkeypatch.context() as patch:
+            # Of one that is made now, or of the one there is.
+            patch.setattr(LaneExecutor, "run", busy)
+            if when in ("later", "state"):
+                patch.setattr(prepared, "runner", busy)
+            with pytest.warns(FallbackWarning, match="in the midst of a call") as said:
+                answers = [fast(x) for _ in range(3)]
+        torch.testing.assert_close(answers, [other(x) for _ in range(3)])
+        assert (len(said), fast.report().calls) == (1, 0)
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), other(x))
+    assert fast.report().calls == 3
+
+
+def test_a_refresh_that_would_wait_for_a_call_of_its_own_thread_is_made_up_for(model: Late, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 4)
+    fast = load(bundle_bytes(model, (x,)), model)
+    assert fast._table is not None
+    prepared = fast._table.slots[0].prepared
+    assert prepared is not None
+    seen = prepared.seen
+
+    def busy(*args: object) -> list[Tensor]:
+        raise InTheMidst("its thread is in the midst of a call")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LaneExecutor, "run", busy)
+        fast.refresh()
+    assert prepared.seen is seen
+    fast(x)
+    assert prepared.seen is not seen
+    assert fast.report().calls == 1
+
+
+class _Struck:
+    """As ``real``, but for a method after which the time is over."""
+
+    def __init__(self, real: Any, method: str) -> None:
+        self._real, self._method = real, method
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._real, name)
+
+        def then_over(*args: Any, **kwargs: Any) -> None:
+            found(*args, **kwargs)
+            signal.raise_signal(signal.SIGUSR1)
+
+        return then_over if name == self._method else found
+
+
+def test_an_exception_of_a_signal_when_something_was_just_set_does_not_leave_it_set(model: Late, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(context: Any) -> None:
+        with pytest.raises(Expired), context:
+            pass
+
+    with monkeypatch.context() as patch:
+        patch.setattr(custom_operators, "_trusted", _Struck(custom_operators._trusted, "set"))
+        # What puts it back is interrupted as well, when that was done.
+        refused(custom_operators.trusting(("mine",)))
+    assert custom_operators.trusted() == frozenset()
+    with monkeypatch.context() as patch:
+        patch.setattr(float32._turn, "lock", _Struck(float32._turn.lock, "acquire"))
+        refused(float32.as_it_is_set())
+    assert not float32.has_turn()
+    with monkeypatch.context() as patch:
+        patch.setattr(gc, "disable", _Struck(gc, "disable").disable)
+        refused(no_garbage_collection())
+    assert gc.isenabled()
+    precisions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    for owner, name, context in (
+        (torch, "set_float32_matmul_precision", float32.full_float32),
+        (float32, "round_convolutions", float32.full_convolutions),
+    ):
+        torch.set_float32_matmul_precision("high")
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, getattr(_Struck(owner, name), name))
+            refused(context())
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("high", precisions[1])
+    torch.set_float32_matmul_precision(precisions[0])
+
+
+@pytest.mark.parametrize("event", ["call", "return"])
+@pytest.mark.parametrize("work", ["load", "compile"])
+def test_an_exception_of_a_signal_while_a_model_is_loaded_or_compiled_leaves_its_thread_as_it_was(
+    model: Late, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, work: str, event: str
+) -> None:
+    """Where what lasts as long as that is put in place, and put back."""
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    x = torch.randn(2, 4)
+    data = bundle_bytes(model, (x,))
+    codes = {getattr(context, method).__code__ for context in _CONTEXTS for method in ("__enter__", "__exit__")}
+    owner = {"load": "autosched.runtime.load", "compile": "autosched.compiled"}[work]
+    state = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads(), custom_operators.trusted()
+    lock: Any = alone()
+    for place in itertools.count():
+        left = [None] * place
+
+        def trace(frame: FrameType, now: str, argument: object, left: list[None] = left) -> Any:
+            if now == event and frame.f_code in codes and frame.f_back is not None and frame.f_back.f_globals["__name__"] == owner:
+                if not left:
+                    signal.raise_signal(signal.SIGUSR1)
+                left.pop()
+            return trace
+
+        struck: list[Expired] = []
+        try:
+            sys.settrace(trace)
+            if work == "load":
+                load(data, model, custom_operators=("mine",))
+            else:
+                autosched.compile(model, (x,), custom_operators=("mine",))
+        except Expired as error:
+            # Kept for a while, as by a log.
+            struck.append(error)
+        finally:
+            sys.settrace(None)
+        now = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads(), custom_operators.trusted()
+        assert now == state
+        assert not lock._is_owned()
+        assert not float32.has_turn()
+        if not struck:
+            break
+    assert place >= 2
+
+
+@pytest.mark.parametrize(("owner", "name"), [(shape_table, "leaf_key"), (quick_check, "_made")])
+def test_an_exception_of_a_signal_while_a_call_is_recognised_comes_out_of_it(
+    model: Late, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    """A tensor that nothing can be asked of raises errors of the same kind."""
+    x = torch.randn(2, 4)
+    fast = load(bundle_bytes(model, (x,)), model)
+    quick_check._guard.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, getattr(_Struck(owner, name), name))
+        with pytest.raises(Expired):
+            fast(x)
+    fast(x)
+    assert (fast.report().calls, fast.report().stepped_aside) == (1, ())

@@ -4,7 +4,7 @@ activation after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,6 @@ from autosched.runtime.instructions import (
 from autosched.runtime.kernels import BoundProgram, joined
 from autosched.runtime.numerics import compare
 from autosched.runtime.one_copy import one_copy
-from autosched.runtime.plan import Plan
 from autosched.runtime.thread_state import inference_mode
 
 Weights = MutableMapping[tuple[tuple[int, ...], int, bool], torch.Tensor]
@@ -148,6 +147,16 @@ def own_variants(operator: Operator, graph: OpGraph) -> tuple[Variant, ...]:
     return tuple(found)
 
 
+def packed_by_own(graph: OpGraph, variants: Sequence[int]) -> frozenset[int]:
+    """All values that operators read which kernels of our own may compute: these keep the numbers of some as weights of their own.
+
+    Args:
+        variants: of each operator.
+    """
+    own = (operator for operator, variant in zip(graph.operators, variants, strict=True) if variant in WAYS)
+    return frozenset(value for operator in own for value in operator.reads)
+
+
 def own_kernel(operator: Operator, bound: BoundProgram, width: int, variant: int, weights: Weights) -> Kernel | Refused:
     """The operator as :data:`WAYS` has it computed, or why it cannot be had.
 
@@ -187,11 +196,6 @@ def own_kernel(operator: Operator, bound: BoundProgram, width: int, variant: int
     made = joined(steps, operator)
     why = _difference(operator, bound, made)
     return Refused(why) if why else made
-
-
-def packed_by_own(graph: OpGraph, plan: Plan) -> frozenset[int]:
-    """The values that operators of ``plan`` read and, in variants of :data:`WAYS`, may have packed copies of."""
-    return frozenset(value for step in plan.steps if step.variant in WAYS for value in graph.operators[step.operator].reads)
 
 
 def without_replaced(bound: BoundProgram, replaced: Mapping[int, int]) -> Slots:

@@ -76,8 +76,8 @@ def called_within(setting: Callable[[], AbstractContextManager[None]], kernel: K
 def preferred() -> Iterator[None]:
     """Within, products go to cuBLASLt."""
     library = torch.backends.cuda.preferred_blas_library()
-    torch.backends.cuda.preferred_blas_library("cublaslt")
     try:
+        torch.backends.cuda.preferred_blas_library("cublaslt")
         yield
     finally:
         torch.backends.cuda.preferred_blas_library(library)

@@ -32,6 +32,7 @@ from autosched.runtime.examples import example_of, same_strides
 from autosched.runtime.float32 import convolutions_rounded, full_convolutions
 from autosched.runtime.inductor.common import first_line
 from autosched.runtime.numerics import compare
+from autosched.runtime.thread_state import inference_mode
 
 _GEOMETRY = ("input", "weight", "bias", "stride", "padding", "dilation")
 _ARGUMENTS = {
@@ -132,7 +133,7 @@ def difference(operator: Operator, graph: OpGraph, device: torch.device) -> str:
     """
     try:
         rounds = convolutions_rounded() and any(graph.values[value].spec.dtype == "float32" for value in operator.reads)
-        with torch.inference_mode():
+        with inference_mode(True):
             if rounds and (problem := _difference(operator, graph, device, torch.float16)):
                 return problem
             with full_convolutions() if rounds else contextlib.nullcontext():

@@ -20,8 +20,6 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import torch
-
 from autosched.core.errors import DeviceError
 from autosched.core.from_outside import let_through
 from autosched.core.graph import OpGraph
@@ -36,6 +34,7 @@ from autosched.runtime.cuda.runner import GraphRunner, ReplayGate
 from autosched.runtime.cuda.streams import EmptyCapture, Graph, Pool, Stream, StreamBackend, StreamSet, Tensor, no_garbage_collection
 from autosched.runtime.cuda.workspaces import Workspaces
 from autosched.runtime.plan import Plan
+from autosched.runtime.thread_state import inference_mode
 from autosched.runtime.walk import walk
 
 log = logging.getLogger(__name__)
@@ -121,7 +120,7 @@ class GraphCapturer:
         try:
             self._load_own_kernels()
             self._try_reader()
-            with torch.inference_mode(), self.backend.on(stream):
+            with inference_mode(True), self.backend.on(stream):
                 for _ in range(2):
                     program.run(inputs, beat)
             self.backend.synchronize()
@@ -145,7 +144,7 @@ class GraphCapturer:
         backend.record(start, home)
         for stream in lanes:
             backend.wait(stream, start)
-        with torch.inference_mode():
+        with inference_mode(True):
             walk(plan.steps, executor)
         for stream in lanes:
             end = backend.new_event()
@@ -282,7 +281,7 @@ class GraphCapturer:
 
     def _load_own_kernels(self) -> None:
         """Launch once, outside of every capture, what captures hold besides operators: a kernel is loaded at its first launch."""
-        with torch.inference_mode(), self.backend.on(self.streams.named("warm-up")):
+        with inference_mode(True), self.backend.on(self.streams.named("warm-up")):
             self.backend.touch()
             self.backend.sleep(1.0)
 
@@ -332,7 +331,7 @@ class GraphCapturer:
         backend = self.backend
         origin = self.streams.named("origin")
         backend.synchronize()
-        with no_garbage_collection(), torch.inference_mode(), backend.on(origin):
+        with no_garbage_collection(), inference_mode(True), backend.on(origin):
             graph, ended = None, False
             try:
                 graph = backend.begin_capture(pool)
@@ -355,7 +354,9 @@ class GraphCapturer:
             if graph is not None:
                 # An interrupt may come before the end was even asked for.
                 if not ended or (outside is not None and backend.capturing(origin)):
-                    clean = self._end(graph, origin, side)
+                    # It may also come when another stream has just been made the current one, and this one alone can end the capture.
+                    with backend.on(origin):
+                        clean = self._end(graph, origin, side)
                 self._unwind(graph, pool, clean=clean)
         log.debug("capture failed: %s", failure.detail)
         if outside is not None:

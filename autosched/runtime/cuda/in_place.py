@@ -109,9 +109,10 @@ class InPlaceRunner:
         self._at.clear()
 
     def _give_copies_back(self) -> None:
-        if self._copies is not None:
-            self._copies.close()
-            self._copies = None
+        # A signal's handler may raise when they are gone.
+        copies, self._copies = self._copies, None
+        if copies is not None:
+            copies.close()
 
     def _recorded_at(self, places: tuple[int, ...], inputs: Sequence[torch.Tensor]) -> GraphRunner | None:
         self._left -= 1

@@ -29,12 +29,13 @@ from autosched.runtime.float32 import as_it_is_set
 from autosched.runtime.kernels import Begun, BoundProgram
 from autosched.runtime.no_memory import ROOM
 from autosched.runtime.plan import Plan
+from autosched.runtime.thread_state import ThreadKept
 
 _log = logging.getLogger(__name__)
 
 # Operators of PyTorch that may call cuBLAS. One too many costs a workspace, one too few what ``hold_workspaces`` is for.
 _MULTIPLIES = re.compile("mm|mv|matmul|linear|einsum|attention|encoder_layer|dot|cdist|lstm|gru|rnn|linalg_(?!vector)|triangular")
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal's handler may ask for a report in the midst of this
 # One at a time: all share their device's streams, and no two captures may be under way; what waits for the device ends the other's.
 # A custom operator may call another schedule, which another thread may be making ready and then waits for its turn: it stands aside.
 _preparing = threading.RLock()
@@ -64,7 +65,7 @@ def cuda_runner(bound: BoundProgram, plan: Plan, inputs: Sequence[torch.Tensor])
 
     def record(example: Sequence[Tensor], callers: Collection[int] = ()) -> GraphRunner:
         # A graph keeps the rounding of the moment when it is captured. First, as whoever compares has it before the other.
-        with as_it_is_set(), _preparing, all_aside(), made_current(bound.device):
+        with ThreadKept(bound.device), as_it_is_set(), _preparing, all_aside(), made_current(bound.device):
             return prepare_runner(_capturer(bound.device), bound, graph, plan, example, callers)
 
     if not bound.in_place:

@@ -7,12 +7,18 @@ import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
-from autosched.core.errors import DeviceError
+from autosched.core.errors import DeviceError, InTheMidst
 from autosched.core.from_outside import let_through
 from autosched.runtime.cuda.captured import CapturedGraph
 from autosched.runtime.cuda.lanes import Launchable
 from autosched.runtime.cuda.streams import Event, Graph, Pool, Stream, StreamBackend, Tensor
+
+_IN_THE_MIDST = (
+    "its thread is in the midst of a call of another schedule on this GPU, with which it takes turns: it was called by a signal's handler, "
+    "or by a finalizer"
+)
 
 
 class ReplayGate:
@@ -24,17 +30,30 @@ class ReplayGate:
     The end of a call is noted on its stream at once: by the next call that stream may be gone, or be capturing a graph of its owner's, and
     who then waits for it joins that capture.
 
-    ``freed`` turns true when one of the graphs was freed.
+    Args:
+        backend: of the device.
+
+    ``lock`` is held while a graph is launched; its thread may free other graphs meanwhile, as a signal's handler may. ``freed`` turns true
+    when one of the graphs was freed.
     """
 
     def __init__(self, backend: StreamBackend) -> None:
-        self.lock = threading.Lock()
+        self.lock: Any = threading.RLock()
         self.freed = False
         self._backend = backend
         self._stream: Stream | None = None  # of the last call
         self._handle = 0
         self._ended: Event | None = None  # made once: a wait is for what was recorded when it was asked for
         self._kept: list[object] = []
+
+    def require_free(self) -> None:
+        """A call is to begin, on whatever stream.
+
+        Raises:
+            InTheMidst: if this thread is in another one, which may have launched part of what it launches.
+        """
+        if self.lock._is_owned():
+            raise InTheMidst(_IN_THE_MIDST)
 
     def pass_on(self) -> None:
         """Make the current stream wait for the call before. Call with the lock held."""
@@ -118,15 +137,19 @@ class GraphRunner:
         """Copy ``inputs`` in, replay, and return clones of the outputs: the caller may keep them.
 
         What lies in the memory of an input is that memory: the caller's own, or a buffer that the next call overwrites.
+
+        Raises:
+            InTheMidst: as :meth:`ReplayGate.require_free`; nothing was launched.
         """
+        self._gate.require_free()
         with self._gate.lock:
             self._gate.pass_on()
-            self._backend.copy(self.inputs, [inputs[place] for place in self._fed] if self._callers else inputs)
-            self._backend.replay(self._alive())
             try:
+                self._backend.copy(self.inputs, [inputs[place] for place in self._fed] if self._callers else inputs)
+                self._backend.replay(self._alive())
                 return self._answer(inputs) if self._overwritten else self._backend.clone(self.outputs)
             finally:
-                # The graph runs, though there may be no memory for the clones.
+                # The graph runs, though there may be no memory for the clones, or a signal's handler may raise when it was launched.
                 self._gate.passed()
 
     def _answer(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -143,9 +166,11 @@ class GraphRunner:
         """As a call, without the clones: views of buffers that the next call overwrites."""
         with self._gate.lock:
             self._gate.pass_on()
-            self._backend.copy(self.inputs, inputs)
-            self._backend.replay(self._alive())
-            self._gate.passed()
+            try:
+                self._backend.copy(self.inputs, inputs)
+                self._backend.replay(self._alive())
+            finally:
+                self._gate.passed()
             return self.outputs
 
     def replay(self) -> None:

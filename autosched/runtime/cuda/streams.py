@@ -220,8 +220,8 @@ def no_garbage_collection() -> Any:
     import gc
 
     was_enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if was_enabled:

@@ -107,12 +107,13 @@ class TorchStreams:
     @contextlib.contextmanager
     def beside_captures(self) -> Iterator[None]:
         """By the mode of this thread: ``torch.cuda.graph`` forbids all others to wait, and a graph that is freed ends its capture."""
-        library, mode = driver_library(), ctypes.c_int(_CAPTURE_MODE_RELAXED)
-        library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        exchange, mode = driver_library().cuThreadExchangeStreamCaptureMode, ctypes.c_int(_CAPTURE_MODE_RELAXED)
+        there = ctypes.byref(mode)
         try:
+            exchange(there)
             yield
         finally:
-            library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+            exchange(there)
 
     def elapsed_us(self, start: Event, end: Event) -> float:
         """From milliseconds."""
@@ -152,8 +153,8 @@ class TorchStreams:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         generator = torch.cuda.default_generators[self.device.index]
         everyones = generator.graphsafe_get_state()
-        generator.graphsafe_set_state(self._generator)
         try:
+            generator.graphsafe_set_state(self._generator)
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         except BaseException:
             # A signal's handler may raise when it has begun, and then nobody else could end it.

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from autosched.core.from_outside import let_through
 from autosched.core.records import Failure
 from autosched.runtime.cuda.failures import failure_of
 from autosched.runtime.cuda.streams import Graph, Pool, Stream, StreamBackend, StreamSet
+from autosched.runtime.thread_state import inference_mode
 
 Record = Callable[[Sequence[Stream], Callable[[], Any], Pool], "tuple[Graph, Any, Pool] | Failure"]
 """Captures what is launched on streams into one graph in a pool; says which pool it became."""
@@ -47,7 +46,7 @@ class Workspaces:
         """
         backend = self._backend
         try:
-            with torch.inference_mode(), backend.on(self._streams.named("warm-up")):
+            with inference_mode(True), backend.on(self._streams.named("warm-up")):
                 backend.multiply()
                 if not backend.keeps_workspaces():
                     return None

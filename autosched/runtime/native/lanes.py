@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from autosched.core.computed_once import computed_once
+from autosched.core.from_outside import let_through
 from autosched.runtime.instructions import instructions_of
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.lane_pool import LanePool, NoThreads, Signals, threads_are_real, threads_can_start
@@ -68,6 +69,7 @@ class NativeProgram:
             with inference_mode(True):
                 self._handle: int = library.compile(written.code, written.reals, written.texts, written.dtypes, written.constants)
         except (RuntimeError, IndexError) as error:
+            let_through(error)
             raise NotNative(str(error).splitlines()[0]) from None
         self._library = library
         self._lanes = native.lanes

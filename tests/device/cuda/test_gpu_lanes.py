@@ -69,8 +69,12 @@ def test_is_skipped():
 def run(folder: Path, *options: str) -> tuple[int, str]:
     """Two files in two lanes; what runs alone has one more."""
     files = [str(folder / "test_one.py"), str(folder / "test_two.py")]
+    return run_pytest(folder, "--gpu-rehearsal", "--gpu-lanes", "2", *options, *files)
+
+
+def run_pytest(folder: Path, *arguments: str) -> tuple[int, str]:
     command = ["-v", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "-m", "gpu", "-p", "pytest_timeout"]
-    command += ["-p", "tests.conftest", "-p", "tests.gpu.conftest", "--gpu-rehearsal", "--gpu-lanes", "2", *options, *files]
+    command += ["-p", "tests.conftest", "-p", "tests.gpu.conftest", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     ended = run_forked(_PYTEST, *command, environment=environment, folder=ROOT)
     return ended.returncode, ended.stdout + ended.stderr
@@ -135,3 +139,13 @@ def test_when_the_time_is_over_what_is_left_fails_and_says_so_and_no_process_goe
     process = int((tmp_path / "process").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_leaves_others_no_memory_does_not_run_beside_those_of_xdist(tmp_path: Path, processes: int) -> None:
+    (tmp_path / "conftest.py").write_text("import tests.gpu.conftest as plan\nplan.missing = lambda: ''\n")
+    (tmp_path / "test_one.py").write_text(_HEAD + "@pytest.mark.gpu_alone\ndef test_alone(): pass\ndef test_beside_others(): pass\n")
+    code, said = run_pytest(tmp_path, "-p", "xdist.plugin", "-n", str(processes), str(tmp_path / "test_one.py"))
+    assert code == int(processes > 1), said
+    assert ("2 passed" if processes == 1 else "1 passed, 1 error") in said.splitlines()[-1]
+    assert ("not run: it leaves other processes no memory" in said) is (processes > 1)

@@ -350,6 +350,26 @@ def test_tensors_of_another_form_are_refused_without_the_interpreter() -> None:
             executor.run([wrong])
 
 
+@pytest.mark.parametrize("name", COMPUTED)
+def test_new_weights_are_those_of_the_next_call(name: str, tmp_path: Path) -> None:
+    """Also where nothing else of the program packs any: those that PyTorch's own products read are read where they are."""
+    model, x, found = captured(COMPUTED[name])
+    path = tmp_path / "net.autosched"
+    assert save_with(path, found, OWN) > 0
+    fast = autosched.load(path, model, strict=True)
+    written: list[Callable[[torch.Tensor], object]] = [
+        lambda weight: weight.mul_(-0.5), lambda weight: weight.data.add_(1.0), lambda weight: weight.numpy().__imul__(-0.3),
+    ]  # fmt: skip
+    with torch.no_grad():
+        for write in written:
+            before = fast(x)
+            for parameter in model.parameters():
+                write(parameter.detach())
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+            assert not torch.allclose(fast(x), before, atol=1e-3)
+    assert fast.report().calls == 9
+
+
 def test_a_kernel_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _, x, found = captured(COMPUTED["linear"])
     monkeypatch.setattr(steps, "in_blocks", lambda *args: 1.01 * in_blocks(*args))

@@ -112,6 +112,26 @@ def test_what_comes_in_a_capture_comes_out_of_it_and_the_capture_is_undone(come:
     rig.require_usable()
 
 
+@coming
+def test_what_comes_in_a_capture_when_another_stream_is_current_undoes_it_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, come: Come, kind: type[BaseException]
+) -> None:
+    """A stream is made current for a while, to ask whether it has joined."""
+    rig = Rig()
+
+    def capturing(stream: Any) -> bool:
+        monkeypatch.undo()
+        rig.cuda._current = stream
+        come()
+        return True
+
+    monkeypatch.setattr(rig.cuda, "capturing", capturing)
+    with pytest.raises(kind):
+        rig.capture()
+    assert rig.cuda.abandoned == 0
+    rig.require_usable()
+
+
 @pytest.mark.parametrize("asked", [False, True])
 @coming
 def test_what_comes_at_the_end_of_a_capture_leaves_no_stream_in_it(

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from autosched.core.errors import InTheMidst
 from autosched.runtime.cuda.graph import GraphCapturer
-from autosched.runtime.cuda.runner import GraphRunner
+from autosched.runtime.cuda.runner import GraphRunner, ReplayGate
 from autosched.runtime.plan import make_plan
 from tests.conformance.fake_cuda import FakeCuda
 from tests.conformance.fake_cuda_values import Block, FakeCapture, FakeEvent, FakeTensor, OutOfMemory
 from tests.conformance.fake_graphs import diamond, random_schedule
 from tests.conformance.fake_program import FakeProgram
+from tests.conformance.interruptions import ends_whatever_interrupts
 
 
 class Watched(FakeCuda):
@@ -103,6 +105,28 @@ def test_a_graph_runs_on_where_there_is_no_memory_for_its_clones(monkeypatch: py
     assert second.clock_us >= 2 * first.clock_us > 0
 
 
+def test_a_call_waits_for_one_that_was_interrupted_when_it_had_launched_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    runner = rig.runner()
+    before, first, second = (rig.cuda.new_stream(0) for _ in range(3))
+    with rig.cuda.on(before):
+        runner(rig.inputs)
+    launch = rig.cuda.replay
+
+    def then_over(graph: FakeCapture) -> None:
+        launch(graph)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, rig.cuda.on(first):
+        patch.setattr(rig.cuda, "replay", then_over)
+        with pytest.raises(KeyboardInterrupt):
+            runner(rig.inputs)
+    assert first.clock_us > before.clock_us > 0
+    with rig.cuda.on(second):
+        runner(rig.inputs)
+    assert second.clock_us >= first.clock_us + before.clock_us
+
+
 def test_a_runner_that_is_dropped_gives_its_memory_back_when_its_last_call_has_ended() -> None:
     rig = Rig()
     held = rig.cuda.allocated_bytes()
@@ -175,6 +199,30 @@ def test_a_runner_that_is_dropped_while_its_thread_holds_the_gate_does_not_hang(
     thread.join(10.0)
     assert not thread.is_alive()
     assert rig.cuda.live_graphs == 0
+
+
+def test_a_call_that_interrupts_another_one_waits_for_nothing_and_leaves_it_right() -> None:
+    """As a signal's handler may call a second model, or drop one."""
+    rig = Rig()
+    runner, other = rig.runner(), rig.runner()
+    dropped = [rig.runner() for _ in range(100)]
+    made: list[Any] = []
+    refused: list[InTheMidst] = []
+
+    def interrupt() -> None:
+        if dropped:
+            dropped.pop().close()
+        with rig.cuda.on(rig.cuda.new_stream(0)):
+            try:
+                other(rig.inputs)
+            except InTheMidst as error:
+                refused.append(error)
+
+    codes = {GraphRunner.__call__.__code__, ReplayGate.pass_on.__code__, ReplayGate.passed.__code__}
+    assert ends_whatever_interrupts(lambda: made.append(runner(rig.inputs)), codes, interrupt)
+    assert [rig.cuda.number(tensor) for tensor in made[0]] == rig.program.answer(rig.inputs)
+    assert "in the midst of a call" in str(refused[0])
+    assert [rig.cuda.number(tensor) for tensor in other(rig.inputs)] == rig.program.answer(rig.inputs)
 
 
 def test_a_runner_that_is_left_when_the_interpreter_ends_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
