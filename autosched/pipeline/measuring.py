@@ -98,7 +98,7 @@ def measure_solo(
 def _all_known(
     journal: Journal, graph: OpGraph, widths: Sequence[int], rounds: int, device: DeviceFacts
 ) -> list[list[SoloRecord | Failure]] | None:
-    """What the journal holds of every operator at every width (:func:`known_solo`), if those are times, or ends of processes beside them."""
+    """What the journal holds of every operator at every width (:func:`known_solo`), if those are times; or, beside one, a process's end."""
     found = [[known_solo(journal, operator.signature, width, rounds, device) for width in widths] for operator in graph.operators]
     known = [[item for item in row if isinstance(item, SoloRecord) or (item is not None and would_again(item))] for row in found]
     return known if all(len(row) == len(widths) and isinstance(row[0], SoloRecord) for row in known) else None

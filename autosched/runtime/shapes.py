@@ -39,7 +39,7 @@ def shape_name(program: Program) -> str:
 
 
 def shape_names(programs: Sequence[Program]) -> list[str]:
-    """The same of several. Those of the same sizes (they differ in plain values, dtypes or containers) are numbered: ``4x8:1``, ``4x8:2``."""
+    """The same of several. Those of the same sizes (plain values differ, or dtypes, or containers) are numbered: ``4x8:1``, ``4x8:2``."""
     names = [shape_name(program) for program in programs]
     return [name if names.count(name) == 1 else f"{name}:{names[:place].count(name) + 1}" for place, name in enumerate(names)]
 

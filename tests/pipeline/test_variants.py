@@ -36,7 +36,6 @@ from autosched.search.strategy import STRATEGIES, SearchContext
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
 
-
 KILLED = Failure(FailureKind.CRASH, "the measuring process was killed by SIGSEGV")
 
 
