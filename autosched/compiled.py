@@ -116,6 +116,7 @@ def compile(
     if schedule != "auto":
         if tune is not None:
             raise UsageError(f"compile() was told to tune ({tune!r}) and to use the schedule {_shown(schedule)}; expected one of the two")
+        _require_home(options, home_of(model, (), None))
         return load(schedule, model, strict=strict, custom_operators=options.custom_operators)
     if example_inputs is None and example_kwargs is None:
         from autosched.plugin import autosched
@@ -137,6 +138,11 @@ def compile(
         if options.strict:
             raise
         return _as_it_came(model, str(error))
+
+
+def _require_home(options: CompileOptions, home: torch.device) -> None:
+    if options.device not in ("auto", home.type, str(home)):
+        raise UsageError(f"option device is {options.device!r}, but the model is on {home}; move the model, or leave the option out")
 
 
 def _tell_of_untraced(model: torch.nn.Module, *, strict: bool) -> None:
@@ -164,8 +170,7 @@ def recipe_for(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
         AutoschedError: if tuning fails.
     """
     home = home_of(model, args, kwargs)
-    if options.device not in ("auto", home.type, str(home)):
-        raise UsageError(f"option device is {options.device!r}, but the model is on {home}; move the model, or leave the option out")
+    _require_home(options, home)
     if home.type not in ("cpu", "cuda"):
         raise UnsupportedGraph(f"the model is on {home}; expected cpu or cuda. Move the model.")
     if torch.is_autocast_enabled(home.type):

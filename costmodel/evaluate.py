@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,8 @@ from autosched.costmodel.trained import TrainedModel
 from autosched.costmodel.xgboost_model import XgboostModel
 from autosched.datasets.schema import GroupRow
 from autosched.datasets.store import Store
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,13 @@ class Evaluation:
 
 def evaluate(model: TrainedModel, pairs: PairSet, store: Store, *, seed: int) -> Evaluation:
     """Predict every pair and group of a store and compare; ``seed`` is of the permutations."""
+    if model.card.engine is not None and pairs.engine is not None and model.card.engine is not pairs.engine:
+        logger.warning(
+            "the cost model was trained on %s lanes, and these runs are of %s lanes, where operators disturb each other otherwise: "
+            "tuning would not use it there",
+            model.card.engine,
+            pairs.engine,
+        )
     models: dict[str, PairModel] = {model.name: model, "analytic": COST_MODELS.get("analytic")(), "no interference": NoInterference()}
     predictions = {name: item.predict(pairs.query) for name, item in models.items()}
     predictions["constant"] = _best_constant(pairs)

@@ -92,7 +92,7 @@ class Journal:
         self._pending: list[bytes] = []
         self._complained = False
         self._read_to = 0
-        self._inode = 0
+        self._last_line = b""
 
     @classmethod
     def open(cls, path: Path, scope: Scope, *, batch: int = 16) -> Journal:
@@ -211,21 +211,24 @@ class Journal:
         if not self._path.exists():
             return
         with self._locked():
-            status = self._path.stat()
-            if status.st_ino != self._inode or status.st_size < self._read_to:
-                self._inode, self._read_to = status.st_ino, 0
             with open_regular(self._path) as file:
-                file.seek(self._read_to)
+                # By its end: a file in the place of the one that was read may have the number of that.
+                file.seek(self._read_to - len(self._last_line))
+                if file.read(len(self._last_line)) != self._last_line:
+                    self._read_to, self._last_line = 0, b""
+                    file.seek(0)
                 data = file.read()
             whole = data[: data.rfind(b"\n") + 1]
+            lines = whole.splitlines(keepends=True)
             damaged: list[bytes] = []
-            for line in whole.splitlines(keepends=True):
+            for line in lines:
                 entry = self._decode(line)
                 if entry is None:
                     damaged.append(line)
                 elif entry.scope == self._scope and self._of_engine(entry, unsaid=Engine.PYTHON):
                     self._entries[entry.kind, entry.key] = entry
-            self._read_to += len(whole)
+            if lines:
+                self._read_to, self._last_line = self._read_to + len(whole), lines[-1]
             if damaged:
                 self._quarantine(damaged)
 
@@ -287,7 +290,7 @@ class Journal:
         bad = set(damaged)
         kept = [line for line in read_regular(self._path).splitlines(keepends=True) if line not in bad]
         write_atomically(self._path, b"".join(kept))
-        self._read_to = 0
+        self._read_to, self._last_line = 0, b""
         logger.warning("%s held %d damaged lines; they are kept in %s and will be measured again", self._path, len(damaged), aside)
 
 

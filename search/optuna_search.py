@@ -197,6 +197,7 @@ def open_study(path: str | None, name: str) -> Iterator[optuna.Study]:
     cannot be continued.
     """
     import optuna
+    from sqlalchemy.pool import QueuePool
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with contextlib.ExitStack() as closing:
@@ -205,7 +206,9 @@ def open_study(path: str | None, name: str) -> Iterator[optuna.Study]:
             if path is not None:
                 with contextlib.closing(sqlite3.connect(path)) as file:
                     file.execute("PRAGMA schema_version")  # Optuna leaves a file open that turns out to be no database
-                storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+                # Not in the URL: it would end at a "?", Optuna fills in what is in braces, and SQLAlchemy's releases differ in "%".
+                opening = {"creator": lambda: sqlite3.connect(path, check_same_thread=False), "poolclass": QueuePool}
+                storage = optuna.storages.RDBStorage("sqlite://", engine_kwargs=opening)
                 closing.callback(storage.engine.dispose)
                 closing.callback(storage.remove_session)
             study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True, sampler=sampler_of(0))

@@ -110,6 +110,9 @@ def load_problem(path: Path) -> SavedProblem:
                 raise UsageError(f"kernel holds rows outside 0 to {len(costs.solo_us) - 1}")
         problem = Problem.from_arrays([indices[a:b] for a, b in itertools.pairwise(ends)], costs)
         demand, memory_bound = found["demand"].astype(np.float64), found["memory_bound"].astype(np.bool_)
+        for name, array in (("demand", demand), ("memory_bound", memory_bound)):
+            if array.shape != (problem.count,):
+                raise UsageError(f"{name} has shape {array.shape}; expected [{problem.count}], a value for each operator")
         problem = dataclasses.replace(problem, demand=demand, memory_bound=memory_bound)
         return SavedProblem(problem, found["provenance"].tobytes().decode())
     except (AutoschedError, ValueError, TypeError, IndexError) as error:

@@ -62,11 +62,11 @@ def parse_namespaces(given: object) -> tuple[str, ...]:
     """
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise UsageError(f"custom_operators is {given!r}; expected a tuple of namespaces. For one, write ('mylib',).")
-    found = tuple(dict.fromkeys(given))
+    found = tuple(given)
     for name in found:
         if not isinstance(name, str) or not name.isidentifier():
             raise UsageError(f"custom_operators holds {name!r}; expected the namespace of an operator, such as 'mylib' of mylib::norm.")
-    return found
+    return tuple(dict.fromkeys(found))
 
 
 def is_custom(name: str) -> bool:

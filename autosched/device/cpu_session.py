@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -163,17 +164,18 @@ class CpuSession:
                         broken = answer.failure
                 return [[item if item is not None else broken or NO_ANSWER for item in row] for row in found]
             except WorkerDied as death:
-                if 0 <= death.item < count:
-                    for operator in self._broken_with(death.item, found):
-                        skip.append(operator)
-                        # What was timed before stands: of an operator that breaks in one variant, the others can be had.
-                        found[operator] = [death.failure if item is None else item for item in found[operator]]
+                if 0 <= death.item < count * len(columns):
+                    first, operator = divmod(death.item, count)
+                    # What comes before stands: of an operator that breaks in one variant, others can be had.
+                    for broken, column in product(self._broken_with(operator, first), range(first, len(columns))):
+                        skip.append(column * count + broken)
+                        found[broken][column] = found[broken][column] or death.failure
 
-    def _broken_with(self, item: int, found: Sequence[Sequence[SoloRecord | Failure | None]]) -> list[int]:
-        """Operator ``item``, and those like it that were timed in the first column: in a later one they would break the process as well."""
+    def _broken_with(self, operator: int, column: int) -> list[int]:
+        """``operator``, and behind the first column, through which all have come, those like it: they would break the process as well."""
         operators = self._program.graph.operators
-        alike = [other.index for other in operators if other.signature == operators[item].signature and other.index != item]
-        return [item, *(other for other in alike if isinstance(found[item][0], SoloRecord) and isinstance(found[other][0], SoloRecord))]
+        alike = [other.index for other in operators if other.signature == operators[operator].signature]
+        return alike if column else [operator]
 
     def offered(self) -> tuple[tuple[int, ...], ...]:
         """As ``variants.VariantSession.offered``."""

@@ -36,6 +36,7 @@ def measure_solo(
 
     Args:
         columns: width and variant of each.
+        skip: items, as in ``SoloRequest``.
 
     Yields:
         Operator index, place in ``columns``, and a record or (not for ``skip``) a failure.
@@ -69,7 +70,7 @@ def measure_solo(
         alike.setdefault(operator.signature, []).append(operator.index)
     for place, (width, variant) in enumerate(columns):
         sound = {
-            signature: [index for index in indices if (index, place) not in failures and index not in skip]
+            signature: [index for index in indices if (index, place) not in failures and place * count + index not in skip]
             for signature, indices in alike.items()
         }
         shared = shared_times(times_us[place], sound)
@@ -79,7 +80,7 @@ def measure_solo(
                 samples = summarize(shared[signature].tolist())
                 record = SoloRecord(variant_signature(signature, variant), width, samples, load, engine=executors[place].engine)
             for index in indices:
-                if index not in skip:
+                if place * count + index not in skip:
                     failure = failures.get((index, place))
                     yield index, place, None if failure else record, failure
 
@@ -131,11 +132,12 @@ def _without_broken(
 ) -> BoundProgram:
     """Run every operator once in a column, and replace those that fail by something that makes outputs of the right form."""
     bound = measurer.in_order(width)
-    kernels = [_stand_in(bound, index) if index in skip else kernel for index, kernel in enumerate(bound.kernels)]
+    first = place * len(bound.kernels)
+    kernels = [_stand_in(bound, index) if first + index in skip else kernel for index, kernel in enumerate(bound.kernels)]
     if variant != Variant.CALLS:
         for index in range(len(kernels)):
-            measurer.beat(index)
-            if index not in skip:
+            measurer.beat(first + index)
+            if first + index not in skip:
                 made = _variant_kernel(measurer, index, width, variant)
                 if isinstance(made, Failure):
                     failures[index, place] = made
@@ -147,7 +149,7 @@ def _without_broken(
     try:
         with torch.inference_mode():
             for index in range(len(kernels)):
-                measurer.beat(index)
+                measurer.beat(first + index)
                 try:
                     kernels[index](slots)
                 except Exception as error:

@@ -46,7 +46,10 @@ class LimitsRequest(_Message, frozen=True):
 
 
 class SoloRequest(_Message, frozen=True):
-    """Time every operator alone in each column (a width, a variant; all 0 if empty); ``skip`` are operators known to kill the worker."""
+    """Time every operator alone in each column (a width, a variant; all 0 if empty).
+
+    Items, of the board and in ``skip`` (those known to kill the worker), are operators in columns: ``column * n_operators + operator``.
+    """
 
     widths: tuple[int, ...]
     repeats: int
@@ -63,7 +66,7 @@ class PrepareRegionsRequest(_Message, frozen=True):
 
 
 class RegionsRequest(_Message, frozen=True):
-    """Compile the ``variant`` of every operator that has it, for ``width`` threads; ``skip`` as in ``SoloRequest``.
+    """Compile the ``variant`` of every operator that has it, for ``width`` threads; ``skip`` are operators known to kill the worker.
 
     What is not begun within ``limit_s`` seconds stays uncompiled for as long as the process lives.
     """

@@ -51,7 +51,7 @@ def budget_for(effort: str, total_s: float | None = None) -> Budget:
         Effort.BALANCED: Budget(150.0, 30, 0.25, PROFILES[Effort.BALANCED], 40, True, 0.4),
         Effort.FULL: Budget(1200.0, 60, 0.30, PROFILES[Effort.FULL], 80, True, 0.25),
     }
-    if effort not in presets:
+    if not isinstance(effort, str) or effort not in presets:
         raise UsageError(f"effort is {effort!r}; expected one of {', '.join(presets)}")
     preset = presets[Effort(effort)]
     if total_s is None:

@@ -16,7 +16,7 @@ from autosched.export.trace import write_trace
 from autosched.pipeline.result import BUILT_BATCH
 from autosched.runtime.bundle.format import Bundle, OperatorTimes, printable, read_bundles
 from autosched.runtime.kernels import gather_constants
-from autosched.runtime.shapes import choose_shapes, describe_shape, shape_name
+from autosched.runtime.shapes import choose_shapes, describe_shape, shape_names
 from autosched.runtime.verdict import GRAVEST_FIRST, Compatibility, Verdict, check_bundle
 
 _TIMEOUT_S = 120.0
@@ -66,10 +66,15 @@ def read(path: str | os.PathLike[str], *, shape: str | None = None, batch: int |
 
 def chosen(path: str | os.PathLike[str], shape: str | None, batch: int | None) -> tuple[Bundle, ...]:
     """The shapes of a bundle that are meant, all by default."""
+    return tuple(bundle for bundle, _ in _named(path, shape, batch))
+
+
+def _named(path: str | os.PathLike[str], shape: str | None, batch: int | None) -> list[tuple[Bundle, str]]:
+    """The same, each with what ``--shape`` calls it."""
     bundles = read_bundles(path)
-    batches = [_size(bundle, "batch") for bundle in bundles]
-    places = choose_shapes([bundle.program for bundle in bundles], batches, shape=shape, batch=batch)
-    return tuple(bundles[place] for place in places)
+    programs, batches = [bundle.program for bundle in bundles], [_size(bundle, "batch") for bundle in bundles]
+    names = shape_names(programs)
+    return [(bundles[place], names[place]) for place in choose_shapes(programs, batches, shape=shape, batch=batch)]
 
 
 def _size(bundle: Bundle, name: str) -> int | None:
@@ -79,11 +84,11 @@ def _size(bundle: Bundle, name: str) -> int | None:
 
 
 def _only(path: str | os.PathLike[str], shape: str | None, batch: int | None) -> Bundle:
-    bundles = chosen(path, shape, batch)
-    if len(bundles) > 1:
-        names = "; ".join(shape_name(bundle.program) for bundle in bundles)
-        raise UsageError(f"{os.fspath(path)} holds {len(bundles)} shapes; choose one of {names} with --shape, or by --batch")
-    return bundles[0]
+    found = _named(path, shape, batch)
+    if len(found) > 1:
+        names = "; ".join(name for _, name in found)
+        raise UsageError(f"{os.fspath(path)} holds {len(found)} shapes; choose one of {names} with --shape, or by --batch")
+    return found[0][0]
 
 
 @dataclass(frozen=True, slots=True)

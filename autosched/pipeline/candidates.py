@@ -13,6 +13,7 @@ from autosched.core.schedule import Schedule, canonical_key, violations
 from autosched.device.base import Comparison, Session
 from autosched.device.worker_child import describe
 from autosched.pipeline.graph_proofs import audit_capture
+from autosched.pipeline.overrun import Overrun, ended_at
 from autosched.pipeline.references import References
 from autosched.runtime.plan import make_plan
 from autosched.search.problem import Problem
@@ -21,6 +22,9 @@ from autosched.search.strategy import STRATEGIES, SearchContext
 from autosched.verify.legality import plan_violations
 
 _log = logging.getLogger(__name__)
+
+_OVERRUN_S = 60.0
+"""How long a strategy may go on when its time is up. Published heuristics do not look at the clock, and take seconds of a large graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Candidate:
 def propose(
     problem: Problem, names: Sequence[str], context: SearchContext, *, lanes_matter: bool
 ) -> tuple[list[Candidate], dict[str, Failure]]:
-    """A baseline's variants and a search's best, for each name. A strategy that breaks is a failure, not the end of the job.
+    """A baseline's variants and a search's best, for each name. A strategy that breaks or hangs is a failure, not the end of the job.
 
     Each has an equal part of the time that those before it have left: one that takes all it is given leaves the others theirs.
     """
@@ -52,12 +56,16 @@ def propose(
         except Exception as error:  # a plugin's strategy must not end a tuning job
             _log.warning("strategy %s failed: %s", name, error)
             failures[name] = describe(error)
+        except Overrun:
+            failures[name] = Failure(FailureKind.TIMEOUT, f"it had not ended {_OVERRUN_S:.0f} s after its time was up")
+            _log.warning("strategy %s failed: %s", name, failures[name].detail)
     return found, failures
 
 
 def _proposals(problem: Problem, name: str, context: SearchContext, *, lanes_matter: bool) -> list[Candidate]:
     strategy = STRATEGIES.get(name)
-    schedules = list(strategy.propose(problem, context))
+    with ended_at(None if context.deadline_s is None else context.deadline_s + _OVERRUN_S):
+        schedules = list(strategy.propose(problem, context))
     if not schedules:
         raise IllegalSchedule("it proposed none; expected at least one schedule")
     # A published scheduler counts with each of its documented variants (Opara's two launch orders), a search with its best.

@@ -98,10 +98,10 @@ def measure_solo(
 def _all_known(
     journal: Journal, graph: OpGraph, widths: Sequence[int], rounds: int, device: DeviceFacts
 ) -> list[list[SoloRecord | Failure]] | None:
-    """What the journal holds of every operator at every width (:func:`known_solo`), if those are times."""
+    """What the journal holds of every operator at every width (:func:`known_solo`), if those are times; or, beside one, a process's end."""
     found = [[known_solo(journal, operator.signature, width, rounds, device) for width in widths] for operator in graph.operators]
-    known = [[record for record in row if isinstance(record, SoloRecord)] for row in found]
-    return [[*row] for row in known] if all(len(row) == len(widths) for row in known) else None
+    known = [[item for item in row if isinstance(item, SoloRecord) or (item is not None and would_again(item))] for row in found]
+    return known if all(len(row) == len(widths) and isinstance(row[0], SoloRecord) for row in known) else None
 
 
 def rounds_within(session: Session, graph: OpGraph, columns: int, rounds: int, seconds: float) -> int:
@@ -116,9 +116,13 @@ def rounds_within(session: Session, graph: OpGraph, columns: int, rounds: int, s
         return rounds
     widths = session.limits.widths
     # Beside other processes the widest may take many times as long as the narrowest, and is the faster one else.
-    both = [sequential(graph, width=width) for width in dict.fromkeys((widths[0], widths[-1]))]
-    orders = next((orders for orders in (both, both[:1]) if not isinstance(session.paired(orders, rounds=1), Failure)), [])
-    if not orders:
+    orders = [sequential(graph, width=width) for width in dict.fromkeys((widths[0], widths[-1]))]
+    answer = session.paired(orders, rounds=1)
+    # What hangs would hang again, for as long as a process may.
+    if isinstance(answer, Failure) and answer.kind is not FailureKind.TIMEOUT:
+        orders = orders[:1]
+        answer = session.paired(orders, rounds=1)
+    if isinstance(answer, Failure):
         return rounds
     begin_s = time.monotonic()
     session.paired(orders, rounds=1)

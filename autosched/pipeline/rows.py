@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from autosched.core.errors import UsageError
 from autosched.core.records import Failure, FailureKind
 from autosched.core.report import StrategyRow
 from autosched.pipeline.judge import External, Times
 from autosched.pipeline.proving import Entry
+from autosched.search.strategy import STRATEGIES
 
 
 def strategy_rows(
@@ -52,8 +54,19 @@ def strategy_rows(
     ]
     named = {row.name for row in rows}
     return rows + [
-        StrategyRow(name, False, None, None, None, None, None, None, None, why) for name, why in failures.items() if name not in named
+        StrategyRow(name, _is_baseline(name), None, None, None, None, None, None, None, why)
+        for name, why in failures.items()
+        if name not in named
     ]
+
+
+def _is_baseline(name: str) -> bool:
+    """The same of a strategy that failed, ``opara``, or of one of its proposals, ``opara_2``."""
+    strategy = name if name in STRATEGIES.names() else name.rpartition("_")[0]
+    try:
+        return STRATEGIES.get(strategy).is_baseline
+    except UsageError:  # the device loop; or a package that cannot be imported
+        return False
 
 
 def best_baseline(rows: Sequence[StrategyRow]) -> str:

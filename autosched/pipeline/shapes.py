@@ -114,8 +114,6 @@ def tune_shapes(
         if not isinstance(given, Sequence) and (given is not None or name == "examples"):
             raise UsageError(f"tune_shapes() got a {type(given).__name__} as {name}; expected a list with one item for each shape")
     require_progress(progress)
-    for position, args in enumerate(examples):
-        require_call(f"example {position} of tune_shapes", model, args)
     count = len(examples)
     if not 1 <= count <= MAX_SHAPES:
         raise UsageError(f"{count} examples; expected 1 to {MAX_SHAPES}, one for each shape")
@@ -124,6 +122,8 @@ def tune_shapes(
     sizes = batches if batches is not None else [None] * count
     if not len(keywords) == len(places) == len(sizes) == count:
         raise UsageError(f"{count} examples, {len(keywords)} example_kwargs, {len(places)} sources, {len(sizes)} batches; expected as many")
+    for position, (args, kwargs) in enumerate(zip(examples, keywords, strict=True)):
+        require_call(f"example {position} of tune_shapes", model, args, kwargs)
     _require_distinct(examples, keywords)
     chooses = options.get("lowering") in (None, AUTO) and options.get("rewrite", True)
     left_s = budget_for(effort, budget_s).total_s

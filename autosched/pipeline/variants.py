@@ -27,7 +27,7 @@ from autosched.device.base import Session
 from autosched.device.variants import NO_TIME, VariantSession
 from autosched.pipeline.graph_proofs import launch_facts
 from autosched.pipeline.left_out import LeftOut
-from autosched.pipeline.measuring import LEAST_ROUNDS, Ledger, known_solo, rounds_within
+from autosched.pipeline.measuring import LEAST_ROUNDS, Ledger, known_solo, rounds_within, would_again
 from autosched.runtime.regions.pieces import UNCOMPILED
 from autosched.search.loop import Bench
 
@@ -288,7 +288,7 @@ def _known(
     rounds: int,
     out: Callable[[int, int, int], bool],
 ) -> list[list[SoloRecord | Failure]] | None:
-    """What the journal holds, if that is everything."""
+    """What the journal holds, if that is everything: an answer in each column, and a time at the first width."""
     missing = Failure(FailureKind.UNAVAILABLE, "the operator has no such variant")
     found: list[list[SoloRecord | Failure]] = []
     for operator in graph.operators:
@@ -297,11 +297,18 @@ def _known(
             answer = known_solo(journal, variant_signature(operator.signature, variant), width, rounds, device)
             if variant not in offered[operator.index] or out(operator.index, width, variant):
                 answer = missing
-            elif answer is None or (isinstance(answer, Failure) and (variant == Variant.CALLS or answer.kind is FailureKind.UNAVAILABLE)):
+            elif answer is None or (isinstance(answer, Failure) and not _stands(answer, variant)):
                 return None
             row.append(answer)
+        if not any(isinstance(answer, SoloRecord) for (width, _), answer in zip(columns, row, strict=True) if width == columns[0][0]):
+            return None
         found.append(row)
     return found
+
+
+def _stands(failure: Failure, variant: int) -> bool:
+    """Whether a variant that failed is not tried again by the next job; calls are, unless they would end a process."""
+    return would_again(failure) or (variant != Variant.CALLS and failure.kind is not FailureKind.UNAVAILABLE)
 
 
 def recorded_variants(

@@ -38,6 +38,12 @@ def shape_name(program: Program) -> str:
     return ",".join("x".join(map(str, program.graph.values[value].spec.shape)) or "scalar" for value in program.given)
 
 
+def shape_names(programs: Sequence[Program]) -> list[str]:
+    """The same of several. Those of the same sizes (plain values differ, or dtypes, or containers) are numbered: ``4x8:1``, ``4x8:2``."""
+    names = [shape_name(program) for program in programs]
+    return [name if names.count(name) == 1 else f"{name}:{names[:place].count(name) + 1}" for place, name in enumerate(names)]
+
+
 @dataclass(frozen=True, slots=True)
 class Buckets:
     """Programs that differ in one size only.
@@ -112,16 +118,17 @@ def choose_shapes(
 
     Args:
         batches: batch size each was tuned with, where it is known.
-        shape: as :func:`shape_name` gives it, or its beginning up to a comma.
+        shape: as :func:`shape_names` gives it, or its beginning up to a comma, or without its number for all of the same sizes.
         batch: a batch size; where none is recorded, the first size of the first input is taken for it.
 
     Raises:
         UsageError: if there is none, naming what there is.
     """
-    names = [shape_name(program) for program in programs]
+    names = shape_names(programs)
     found = list(range(len(programs)))
     if shape is not None:
-        found = [place for place in found if names[place] == shape or names[place].startswith(shape + ",")]
+        sizes = [shape_name(program) for program in programs]
+        found = [place for place in found if shape in (names[place], sizes[place]) or sizes[place].startswith(shape + ",")]
     if batch is not None:
         found = [place for place in found if (batches[place] or _leading(programs[place])) == batch]
     if not found:

@@ -9,7 +9,10 @@ A second matching over chains lets a chain that follows another one take its str
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from autosched.core.schedule import Schedule
 from autosched.search.heuristics.streams import chains, fold
@@ -30,11 +33,16 @@ def minimum_equivalent_graph(problem: Problem) -> list[list[int]]:
     return kept
 
 
-def maximum_matching(options: Sequence[Sequence[int]], right: int) -> list[int]:
-    """For each left node its partner among ``right`` right nodes, or -1; the most pairs (augmenting paths, without recursion)."""
+def maximum_matching(options: Sequence[Sequence[int]], right: int, expired: Callable[[], bool] = lambda: False) -> list[int]:
+    """For each left node its partner among ``right`` right nodes, or -1; the most pairs (augmenting paths, without recursion).
+
+    Once the time has ``expired``, the most pairs of the left nodes so far.
+    """
     partner = [-1] * len(options)
     owner = [-1] * right
     for root in range(len(options)):
+        if expired():
+            break
         seen: set[int] = set()
         path: list[tuple[int, int]] = []  # (left node, place of the option being tried)
         stack = [(root, 0)]
@@ -58,17 +66,15 @@ def maximum_matching(options: Sequence[Sequence[int]], right: int) -> list[int]:
     return partner
 
 
-def allocate_streams(problem: Problem) -> list[int]:
-    """Stream of each operator."""
-    follower = maximum_matching(minimum_equivalent_graph(problem), problem.count)
+def allocate_streams(problem: Problem, expired: Callable[[], bool] = lambda: False) -> list[int]:
+    """Stream of each operator; more of them than it takes once the time has ``expired``."""
+    follower = maximum_matching(minimum_equivalent_graph(problem), problem.count, expired)
     stream = list(range(problem.count))
     for index in range(problem.count):  # a follower always has a higher index, so one pass is enough
         if follower[index] >= 0:
             stream[follower[index]] = stream[index]
     groups = chains(stream, range(problem.count))
-    reachable = problem.graph.reachable
-    options = [[place for place, other in enumerate(groups) if reachable[group[-1]] >> other[0] & 1] for group in groups]
-    next_group = maximum_matching(options, len(groups))
+    next_group = maximum_matching(_later_chains(problem, groups), len(groups), expired)
     name = list(range(len(groups)))
     for place in range(len(groups)):
         if next_group[place] >= 0:
@@ -79,8 +85,20 @@ def allocate_streams(problem: Problem) -> list[int]:
     return stream
 
 
+def _later_chains(problem: Problem, groups: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """For each chain those that begin behind its end, ascending."""
+    reachable, size = problem.graph.reachable, problem.count // 8 + 1
+    heads = np.array([group[0] for group in groups], dtype=np.int64)
+    found: list[Sequence[int]] = []
+    for group in groups:
+        # All bits of a mask at once: to ask for one takes as long, and a large graph has thousands of chains.
+        behind = np.unpackbits(np.frombuffer(reachable[group[-1]].to_bytes(size, "little"), np.uint8), bitorder="little")
+        found.append(array("i", np.flatnonzero(behind[heads]).astype(np.int32).tobytes()))
+    return found
+
+
 def _nimble(problem: Problem, context: SearchContext) -> list[Schedule]:
-    stream = allocate_streams(problem)
+    stream = allocate_streams(problem, context.expired)
     order = list(range(problem.count))
     return [problem.schedule(order, fold(problem, chains(stream, order), context.lanes(problem)))]
 

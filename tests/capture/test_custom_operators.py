@@ -152,7 +152,7 @@ def test_trust_ends_with_its_block() -> None:
     assert trusted() == frozenset()
 
 
-@pytest.mark.parametrize("given", ["testlib", 3, ["testlib::offset"], ["a b"], [""], [None]])
+@pytest.mark.parametrize("given", ["testlib", 3, ["testlib::offset"], ["a b"], [""], [None], [["testlib"]]])
 def test_what_are_no_namespaces_is_a_usage_error(given: object) -> None:
     with pytest.raises(UsageError, match="custom_operators"):
         parse_namespaces(given)

@@ -358,6 +358,18 @@ def test_evaluation_has_every_table_and_is_json(training: Training, pairs: PairS
     assert sum(item["rows"] for item in decoded["calibration"]) == 2 * len(pairs)
 
 
+def test_that_a_model_and_runs_are_of_other_lanes_is_said(
+    training: Training, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cpu = on_a_cpu(store, tmp_path, Engine.PYTHON)
+    card = msgspec.structs.replace(training.model.card, kinds=("cpu",), engine=Engine.PYTHON)
+    for engine in (Engine.PYTHON, None, Engine.NATIVE):
+        assert "trained on" not in caplog.text
+        model = TrainedModel(training.model.inner, training.model.intervals, msgspec.structs.replace(card, engine=engine))
+        evaluate(model, pair_set(cpu), cpu, seed=0)
+    assert "the cost model was trained on native lanes, and these runs are of python lanes" in caplog.text
+
+
 def test_plots_are_one_file_that_says_simulated(training: Training, pairs: PairSet, store: Store, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     write_plots(evaluate(training.model, pairs, store, seed=0), training.curve, tmp_path / "plots.html")

@@ -333,6 +333,23 @@ def test_a_newer_schema_is_refused_by_name(tmp_path: Path) -> None:
         Journal.open(tmp_path / "j", SCOPE)
 
 
+def test_a_file_that_was_begun_anew_and_has_the_number_of_the_old_one_is_read_from_its_beginning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, fresh = tmp_path / "j", tmp_path / "fresh"
+    with Journal.open(path, SCOPE, batch=1) as journal:
+        journal.add(solo("a"))
+        with Journal.open(fresh, SCOPE) as other:
+            for name in ("a name of another length", "b", "c"):
+                other.add(solo(name))
+        # As after --fresh on a file system that gives a number out again.
+        path.write_bytes(fresh.read_bytes())
+        journal.refresh()
+        assert [journal.solo(name, 1) for name in "abc"] == [solo(name) for name in "abc"]
+    assert not caplog.messages
+    assert not list(tmp_path.glob("*.corrupt-*"))
+
+
 def test_a_newer_autosched_beside_a_running_job_costs_it_nothing(tmp_path: Path) -> None:
     path = tmp_path / "j"
     body = b'{"schema":99,"something":"new"}'

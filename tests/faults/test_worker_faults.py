@@ -392,6 +392,16 @@ def test_an_operator_that_kills_does_not_hide_the_others(opened: Open) -> None:
     assert all(isinstance(row[0], SoloRecord) for index, row in enumerate(found) if index != BAD)
 
 
+def test_an_operator_that_kills_at_one_width_keeps_its_times_at_the_others(opened: Open) -> None:
+    session = opened("if torch.get_num_threads() == 2: os.kill(os.getpid(), signal.SIGSEGV)\nkernel(slots)")
+    found = session.solo((1, 2), repeats=2)
+    assert all(isinstance(row[0], SoloRecord) for row in found)
+    operators = session._program.graph.operators
+    alike = {operator.index for operator in operators if operator.signature == operators[BAD].signature}
+    assert {index for index, row in enumerate(found) if isinstance(row[1], Failure)} == alike
+    expect_failure(found[BAD][1], FailureKind.CRASH, "SIGSEGV")
+
+
 def test_a_worker_that_always_dies_is_lost_not_retried_for_ever(tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text("import os\nprint('cannot live here', flush=True)\nos._exit(3)\n")

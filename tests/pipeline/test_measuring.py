@@ -23,6 +23,7 @@ from tests.conformance.session_double import SessionDouble
 
 GRAPH = two_branches_program(TwoBranches())[0].graph
 KEY = DeviceKey("cpu", "double", (("cores", "2"),))
+HUNG = Failure(FailureKind.TIMEOUT, "no progress for 120 s, so the measuring process was ended")
 
 
 class Session(SessionDouble):
@@ -78,6 +79,42 @@ def test_rounds_are_fewer_where_the_widest_run_is_the_slow_one(monkeypatch: pyte
     assert rounds_within(session, GRAPH, 2, 12, 5.1) == 4
     session.wide_s = None
     assert rounds_within(session, GRAPH, 2, 12, 16.0) == 7
+
+
+def test_what_hangs_is_not_run_again_to_learn_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def hang(self: Session, schedules: Sequence[Schedule], *, rounds: int) -> Failure:
+        asked.append(len(schedules))
+        return HUNG
+
+    monkeypatch.setattr(Session, "paired", hang)
+    assert rounds_within(Session(monkeypatch, 1.0), GRAPH, 2, 12, 16.0) == 12
+    assert asked == [2]
+
+
+@pytest.mark.parametrize(
+    ("width", "failure", "again"),
+    [
+        (2, HUNG, False),
+        (2, Failure(FailureKind.CRASH, "the measuring process was killed by SIGSEGV"), False),
+        (2, Failure(FailureKind.CRASH, f"the measuring process was killed by SIGKILL{BY_OTHERS}"), True),
+        (2, Failure(FailureKind.OOM, "out of memory"), True),
+        # There is no schedule without it, so nothing is lost by a look whether it has been mended.
+        (1, HUNG, True),
+    ],
+)
+def test_an_operator_that_an_earlier_job_lost_its_process_to_is_not_run_again(
+    width: int, failure: Failure, again: bool, monkeypatch: pytest.MonkeyPatch, journal: Journal
+) -> None:
+    session, facts = Session(monkeypatch, 1.0), device_facts(KEY)
+    timed = session.solo((1, 2), repeats=12)
+    broken = [[failure if item.width == width else item for item in row if isinstance(item, SoloRecord)] for row in timed[:1]]
+    monkeypatch.setattr(Session, "solo", lambda self, widths, *, repeats: self.repeats.append(repeats) or [*broken, *timed[1:]])
+    first = measure_solo(session, GRAPH, facts, journal, 12, Ledger())
+    session.repeats.clear()
+    assert measure_solo(session, GRAPH, facts, journal, 12, Ledger()) == first
+    assert len(session.repeats) == again
 
 
 def test_what_was_measured_in_fewer_rounds_is_known_the_next_time(monkeypatch: pytest.MonkeyPatch, journal: Journal) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from autosched.device.base import Comparison
 from autosched.pipeline.budget import budget_for
 from autosched.pipeline.candidates import make_candidate, propose, prove
 from autosched.pipeline.measuring import Ledger
+from autosched.pipeline.overrun import Overrun, ended_at
 from autosched.pipeline.proving import Prover
 from autosched.pipeline.references import References
 from autosched.pipeline.refine import SessionBench, refine
@@ -196,6 +198,29 @@ def test_a_strategy_that_breaks_is_a_failure_and_an_unknown_one_is_an_error(monk
     assert "a plugin's bug" in failures["wavefront"].detail
     with pytest.raises(UsageError, match="known"):
         propose(problem(), ["no_such_strategy"], context, lanes_matter=True)
+
+
+def test_a_strategy_that_does_not_come_back_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autosched.search.heuristics import wavefront
+
+    def forever(made: Problem, context: SearchContext) -> list[Schedule]:
+        while True:
+            with contextlib.suppress(Exception):
+                sum(range(100))
+
+    monkeypatch.setattr(wavefront, "WAVEFRONT", Rule("wavefront", forever))
+    monkeypatch.setattr("autosched.pipeline.candidates._OVERRUN_S", 0.2)
+    context = SearchContext(np.random.default_rng(0), 10, deadline_s=time.monotonic() + 0.1)
+    found, failures = propose(problem(), ["wavefront", "critical_path"], context, lanes_matter=True)
+    assert [candidate.name for candidate in found] == ["critical_path"]
+    assert failures["wavefront"] == Failure(FailureKind.TIMEOUT, "it had not ended 0 s after its time was up")
+
+
+def test_nothing_is_raised_once_a_strategy_has_come_back() -> None:
+    for _ in range(200):
+        with contextlib.suppress(Overrun), ended_at(time.monotonic() + 1e-4):
+            time.sleep(1e-4)
+        sum(range(1000))
 
 
 @pytest.mark.parametrize("baseline", [False, True])

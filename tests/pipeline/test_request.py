@@ -25,6 +25,7 @@ def _nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        ({"effort": []}, r"effort is \[\]; expected one of quick"),
         ({"budget_s": "10s"}, "the budget is '10s'"),
         ({"budget_s": True}, "the budget is True"),
         ({"budget_s": float("nan")}, "the budget is nan"),
@@ -52,6 +53,8 @@ def test_a_dtype_that_no_file_would_take_is_refused_before_the_job() -> None:
 def test_what_several_shapes_are_told_by_is_looked_at_too() -> None:
     with pytest.raises(UsageError, match="progress is a int"):
         autosched.tune_shapes(torch.nn.ReLU(), [(torch.ones(2),)], device="cpu", progress=3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"example 0 of tune_shapes.* got a list as example_kwargs"):
+        autosched.tune_shapes(torch.nn.ReLU(), [(torch.ones(2),)], [[1]], device="cpu")  # type: ignore[list-item]
 
 
 def test_two_strategies_of_one_name_are_told_before_the_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from autosched.pipeline.candidates import Candidate
 from autosched.pipeline.judge import External, Times
 from autosched.pipeline.proving import Entry
 from autosched.pipeline.rows import best_baseline, strategy_rows
+from autosched.search.strategy import STRATEGIES
 from tests.conformance.graphs import TwoBranches, two_branches_program
 
 SCHEDULE = sequential(two_branches_program(TwoBranches())[0].graph)
@@ -42,3 +43,11 @@ def test_the_best_baseline_is_the_fastest_row_that_is_one(times_us: dict[str, fl
         row.name: fastest_us / row.measured_us for row in rows if row.measured_us is not None
     }
     assert {row.name for row in rows if row.measured_us is None} == ({"portfolio", "opara", "eager_1"} if len(times_us) == 2 else set())
+
+
+def test_a_published_scheduler_that_failed_is_a_baseline_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRATEGIES._places, "absent", "no_such_package_anywhere:STRATEGY")
+    failures = dict.fromkeys(("opara", "opara_2", "sequential_wide", "beam", "tuned", "absent"), Failure(FailureKind.CRASH, "it died"))
+    rows = strategy_rows([entry("sequential")], [None], [], failures, Times({"sequential": [9.0] * 9}, {}, "sequential", []))
+    assert [row.name for row in rows if row.is_baseline] == ["sequential", "opara", "opara_2", "sequential_wide"]
+    assert {row.name: row.failure for row in rows[1:]} == failures

@@ -33,7 +33,7 @@ from autosched.pipeline.shapes import TunedShapes
 from autosched.progress import LiveProgress
 from autosched.runtime.bundle.format import Bundle, read_bundles
 from autosched.runtime.host_key import cpu_device_key, software_key
-from autosched.runtime.shapes import choose_shapes, find_buckets, shape_name
+from autosched.runtime.shapes import choose_shapes, find_buckets, shape_name, shape_names
 from tests.conformance.bundles import shapes_of, two_branches_bundle
 from tests.conformance.command import run
 from tests.conformance.graphs import TwoBranches
@@ -244,6 +244,24 @@ def test_a_shape_is_chosen_by_its_sizes_or_its_batch(several: Path) -> None:
     assert buckets.inputs == (0, 0)
     assert buckets.outputs == (0, 0, 0)
     assert [buckets.next_above(size) for size in (1, 2, 4, 5)] == [0, 1, 1, None]
+
+
+def test_shapes_that_differ_in_plain_values_alone_are_chosen_by_their_numbers(tmp_path: Path) -> None:
+    model = TwoBranches().eval()
+    path = write_bundle(tmp_path / "three.autosched", *shapes_of(model, 1, 4), *map(without_flag, shapes_of(model, 4)))
+    programs = [bundle.program for bundle in read_bundles(path)]
+    nobody = [None] * 3
+    assert shape_names(programs) == ["1x8,1x8", "4x8,4x8:1", "4x8,4x8:2"]
+    asked = ("4x8", "4x8,4x8", "4x8,4x8:1", "4x8,4x8:2", "1x8,1x8")
+    assert [choose_shapes(programs, nobody, shape=shape) for shape in asked] == [[1, 2], [1, 2], [1], [2], [0]]
+    with pytest.raises(UsageError, match="holds 2 shapes; choose one of 4x8,4x8:1; 4x8,4x8:2 with --shape"):
+        pipeline.trace(path, model, tmp_path / "t.json", shape="4x8")
+    assert pipeline.trace(path, model, tmp_path / "t.json", shape="4x8,4x8:2").operators == len(programs[2].graph)
+
+
+def without_flag(bundle: Bundle) -> Bundle:
+    leaves = tuple(False if leaf is True else leaf for leaf in bundle.program.input_leaves)
+    return dataclasses.replace(bundle, program=dataclasses.replace(bundle.program, input_leaves=leaves))
 
 
 def test_check_and_trace_know_shapes(several: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,13 +15,14 @@ from torch import nn
 from autosched.capture.export import capture
 from autosched.core.errors import UsageError
 from autosched.core.progress import Silent
-from autosched.core.records import Contamination, DeviceKey, Engine, Failure, FailureKind, PairRecord, Samples, SoloRecord
+from autosched.core.records import Contamination, DeviceKey, Engine, Failure, FailureKind, PairRecord, Samples, SoftwareKey, SoloRecord
 from autosched.core.report import LoweringOutcome
 from autosched.core.schedule import Schedule, make_schedule, sequential
 from autosched.core.variants import Lowering, Variant, lowering_named, variant_signature
 from autosched.costmodel.table import OTHER, make_cost_table
 from autosched.datasets.choices import PairChoice
 from autosched.datasets.facts import device_facts
+from autosched.datasets.journal import Journal, Scope
 from autosched.device.timing import summarize
 from autosched.device.variants import NO_TIME
 from autosched.pipeline import granularity, variants
@@ -32,6 +35,8 @@ from autosched.search.problem import Problem
 from autosched.search.strategy import STRATEGIES, SearchContext
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches
+
+KILLED = Failure(FailureKind.CRASH, "the measuring process was killed by SIGSEGV")
 
 
 class Pair(nn.Module):
@@ -224,6 +229,34 @@ def test_a_report_beaten_by_a_compiler_points_to_compiled_lowerings() -> None:
     assert "--lowering auto" in granularity.coarser_note(beaten)
     assert granularity.coarser_note(dataclasses.replace(beaten, lowering="fused")) == ""
     assert granularity.coarser_note(dataclasses.replace(beaten, best_baseline="sequential")) == ""
+
+
+@pytest.mark.parametrize(
+    ("failed", "failure", "known"),
+    [
+        ((2, Variant.CALLS), KILLED, True),
+        # The compiled code stands for it.
+        ((1, Variant.CALLS), KILLED, True),
+        ((1, Variant.COMPILED), KILLED, True),
+        ((2, Variant.CALLS), Failure(FailureKind.OOM, "out of memory"), False),
+        ((1, None), KILLED, False),
+    ],
+)
+def test_what_ended_a_process_in_an_earlier_job_is_known_where_there_is_another_way(  # type: ignore[no-untyped-def]
+    failed: tuple[int, int | None], failure: Failure, known: bool, graph, tmp_path: Path
+) -> None:
+    key = DeviceKey("cpu", "double", ())
+    offered = [(Variant.CALLS, Variant.COMPILED)] * len(graph)
+    columns = [(width, int(variant)) for variant in offered[0] for width in (1, 2)]
+    with Journal.open(tmp_path / "j", Scope(key, SoftwareKey(()))) as journal:
+        for (width, variant), operator in product(columns, graph.operators):
+            name = variant_signature(operator.signature, variant)
+            broken = operator.index == 0 and width == failed[0] and failed[1] in (variant, None)
+            journal.add_solo(name, width, failure if broken else record(name, width, 10.0))
+        found = variants._known(journal, graph, device_facts(key), offered, columns, 5, lambda *_: False)
+    assert (found is not None) is known
+    if found is not None:
+        assert [item for row in found for item in row if isinstance(item, Failure)] == [failure]
 
 
 def test_what_cannot_be_had_is_told_from_what_runs_call_by_call(graph) -> None:  # type: ignore[no-untyped-def]

@@ -222,6 +222,8 @@ def test_what_is_not_a_model_or_not_an_option_is_said() -> None:
         autosched.compile(Mlp().eval(), args, tune="hard")
     with pytest.raises(UsageError, match="the model is on cpu"):
         autosched.compile(Mlp().eval(), args, device="cuda")
+    with pytest.raises(UsageError, match="option device is 'cuda:1', but the model is on cpu"):
+        autosched.compile(Mlp().eval(), schedule="mlp.autosched", device="cuda:1")
 
 
 class Recurrent(nn.Module):

@@ -7,9 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from autosched.core.schedule import Schedule
+from autosched.core.schedule import Schedule, violations
 from autosched.search.dp import Ios, blocks
 from autosched.search.heuristics import linear_clustering, nimble, opara, raf_asap, torchsched, trtllm, wavefront
+from autosched.search.heuristics.streams import chains
 from autosched.search.problem import Problem
 from autosched.search.simulate import makespan_us
 from autosched.search.strategy import STRATEGIES, SearchContext
@@ -114,6 +115,20 @@ def test_nimble_matching_is_maximum_where_greedy_is_not() -> None:
         graph.add_edges_from((("left", place), ("right", item)) for place, items in enumerate(options) for item in items)
         matched = networkx.bipartite.maximum_matching(graph, top_nodes=[("left", place) for place in range(8)])
         assert sum(item >= 0 for item in nimble.maximum_matching(options, 8)) == len(matched) // 2
+
+
+def test_nimble_past_its_deadline_takes_more_streams_and_is_legal() -> None:
+    problem = random_problem(3, 200)
+    late_streams = nimble.allocate_streams(problem, late(0.0).expired)
+    assert len(set(late_streams)) > len(set(nimble.allocate_streams(problem)))
+    for spent in range(4, 600, 99):
+        asked = itertools.count()
+        stream = nimble.allocate_streams(problem, lambda asked=asked, spent=spent: next(asked) >= spent)
+        follows = problem.graph.reachable
+        for chain in chains(stream, range(problem.count)):
+            assert all(follows[before] >> after & 1 for before, after in itertools.pairwise(chain))
+    (found,) = STRATEGIES.get("nimble").propose(problem, late(0.0))
+    assert not violations(problem.graph, found)
 
 
 def test_nimble_streams_keep_independent_operators_apart() -> None:

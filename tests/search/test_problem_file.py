@@ -120,6 +120,8 @@ def test_a_file_that_a_disk_has_damaged_is_refused(tmp_path: Path) -> None:
         ("constants", np.ones(2), "legal problem"),
         ("pred_ptr", np.ones((2, 2)), "legal problem"),
         ("demand", np.array(["much"]), "legal problem"),
+        ("demand", np.ones(3, np.float32), r"demand has shape \(3,\); expected \[4\]"),
+        ("memory_bound", np.zeros((4, 1), bool), r"memory_bound has shape \(4, 1\)"),
     ],
 )
 def test_a_file_that_lies_is_refused(tmp_path: Path, name: str, value: np.ndarray, words: str) -> None:

@@ -339,6 +339,20 @@ def test_naming_the_strategies_imports_neither_the_compiler_nor_optuna() -> None
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.parametrize("name", ["why?", "50%25", "#1", "{SCHEMA_VERSION}", "a b@c:d"])
+def test_a_study_lies_where_it_is_said_to_whatever_the_folder_is_called(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / name / "study.db", Path(name, "relative.db")):
+        OptunaSearch(trials=3).propose(synthetic.random_problem(1, 8), context(study_path=str(path)))
+        with contextlib.closing(sqlite3.connect(path)) as file:
+            assert file.execute("SELECT count(*) FROM trials").fetchone()[0] == 3
+    assert [item.name for item in tmp_path.iterdir()] == [name]
+    assert not caplog.messages
+
+
 def test_a_study_file_that_cannot_be_used_costs_a_warning_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "broken.db").write_bytes(b"this is no database" * 100)
     problem = synthetic.random_problem(2, 12)

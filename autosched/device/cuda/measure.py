@@ -119,14 +119,17 @@ class CudaMeasurer:
         self._waker.wake()
 
     # -- one operator -------------------------------------------------------------------------------------------------
-    def solo(self, repeats: int, skip: Sequence[int] = (), variant: int = 0) -> Iterator[tuple[int, SoloRecord | Failure]]:
-        """Every operator alone in one variant with a warm cache; operators of one signature share a record."""
+    def solo(self, repeats: int, skip: Sequence[int] = (), variant: int = 0, first: int = 0) -> Iterator[tuple[int, SoloRecord | Failure]]:
+        """Every operator alone in one variant with a warm cache; operators of one signature share a record.
+
+        ``first`` is the item of the first operator, ``skip`` are items, as in ``SoloRequest``.
+        """
         known: dict[str, SoloRecord | Failure] = {}
         for operator in self.graph.operators:
-            if operator.index in skip:
+            if first + operator.index in skip:
                 continue
             if operator.signature not in known:
-                self.beat(operator.index)
+                self.beat(first + operator.index)
                 try:
                     samples = self.solo_samples(operator.index, repeats, variant)
                 except Exception as error:

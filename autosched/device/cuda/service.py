@@ -199,7 +199,7 @@ class CudaService:
                 for operator in measurer.graph.operators:
                     yield SoloAnswer(operator.index, place, failure=Failure(FailureKind.ILLEGAL, f"width {width}; expected 1 on CUDA"))
                 continue
-            for operator_index, made in measurer.solo(request.repeats, request.skip, variant):
+            for operator_index, made in measurer.solo(request.repeats, request.skip, variant, place * len(measurer.graph)):
                 if isinstance(made, Failure):
                     yield SoloAnswer(operator_index, place, failure=made)
                 else:
