@@ -1,8 +1,9 @@
 """What a model asks its own tensors to decide what runs (``if self.inited:``, ``self.step.item() > 0``), answered while it is exported.
 
 Export knows no numbers, and gives up where one decides. Those of parameters and buffers are known here: a program is then for these
-numbers, and names the tensors that were asked (``Program.decided``), so that it runs on no model in which they are others. What depends on
-anything else is left to export, and so is what the call may have changed before it asks.
+numbers, and names the tensors that were asked (``Program.decided``), so that it runs on no model in which they are others. Known as well is
+what a call makes of numbers alone (``torch.full((batch,), length).max()``), which is the same in each. What depends on anything else is
+left to export, and so is what the call may have changed before it asks.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import _disable_current_modes
@@ -33,31 +35,35 @@ from autosched.core.program import ConstantSource, Decision
 _ASKS = frozenset(
     ("__bool__", "__complex__", "__float__", "__index__", "__int__", "allclose", "equal", "is_nonzero", "item", "tolist")
 )  # fmt: skip
-# These look at no numbers.
-_LOOKS = frozenset(
+# These change nothing, and are not the names of PyTorch's operators, which say so themselves (``_written``).
+_HARMLESS = frozenset(
     (
-        "__format__", "__len__", "__repr__", "_is_view", "dim", "element_size", "get_device", "is_complex", "is_contiguous",
-        "is_floating_point", "is_inference", "is_signed", "ndimension", "nelement", "numel", "size", "storage_offset", "stride",
+        "__eq__", "__floordiv__", "__format__", "__get__", "__getitem__", "__invert__", "__len__", "__pow__", "__rdiv__", "__repr__",
+        "__rpow__", "__rsub__", "_is_view", "bool", "cpu", "cuda", "double", "float", "fold", "half", "int", "interpolate", "long",
+        "ndimension", "nelement", "type",
     )
 )  # fmt: skip
-# These change nothing, and make a tensor that may lie in the memory of the one that they are given.
-_VIEWS = frozenset(
-    (
-        "__get__", "__getitem__", "bool", "contiguous", "cpu", "cuda", "detach", "double", "flatten", "float", "half", "int", "long",
-        "permute", "ravel", "reshape", "select", "squeeze", "to", "transpose", "type", "unbind", "unsqueeze", "view",
-    )
+# These make tensors of as many elements as numbers say.
+_PICKS = frozenset(("argwhere", "bincount", "masked_select", "nonzero", "repeat_interleave", "unique", "unique_consecutive"))
+# These make tensors of numbers alone.
+_FILLS = frozenset(
+    ("arange", "as_tensor", "empty", "eye", "full", "linspace", "ones", "scalar_tensor", "tensor", "zeros")
 )  # fmt: skip
-# These change nothing, and make tensors with memory of their own.
-_MAKES = frozenset(
-    (
-        "__and__", "__eq__", "__floordiv__", "__invert__", "__or__", "__pow__", "__rdiv__", "__rpow__", "__rsub__", "__xor__", "abs", "add",
-        "all", "amax", "amin", "any", "argmax", "argmin", "bitwise_and", "bitwise_not", "bitwise_or", "clone", "count_nonzero", "div", "eq",
-        "floor_divide", "ge", "gt", "isfinite", "isinf", "isnan", "le", "logical_and", "logical_not", "logical_or", "logical_xor", "lt",
-        "max", "maximum", "mean", "min", "minimum", "mul", "ne", "neg", "norm", "pow", "prod", "remainder", "sqrt", "sub", "sum", "where",
-    )
+# These take sizes behind a tensor. A tensor may stand for its number there: PyTorch then asks it where nothing sees that.
+_SIZED = frozenset(
+    ("expand", "interpolate", "new_full", "new_ones", "new_zeros", "pad", "repeat", "reshape", "tile", "view")
+)  # fmt: skip
+# What those may be given of which a copy of the list around it is a copy.
+_PLAIN = (
+    bool, complex, float, int, str, slice, type(None), type(Ellipsis), torch.Size, torch.Tensor, torch.device, torch.dtype, torch.layout,
+    torch.memory_format,
 )  # fmt: skip
 
+_NOTICED = _ASKS | _FILLS
+
+# What a call makes of numbers alone is a literal, and called by how many there were before.
 _Place = tuple[ConstantSource, str]
+_OF_INPUTS: _Place = (ConstantSource.LITERAL, "")
 _TABLES = ((ConstantSource.PARAMETER, "_parameters"), (ConstantSource.BUFFER, "_buffers"))
 
 
@@ -82,6 +88,17 @@ class _Known:
         """As it is now."""
         # Of what is computed from itself, time after time, each step is computed once.
         return cls(tensor, places, cache(number), _version_of(tensor))
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether it is made of numbers alone."""
+        return all(source is ConstantSource.LITERAL for source, _ in self.places)
+
+    @property
+    def of_weights(self) -> bool:
+        """Whether it has numbers that training changes, or that are made of such."""
+        inexact = self.tensor.is_floating_point() or self.tensor.is_complex()
+        return inexact and not self.is_literal
 
     @property
     def changed(self) -> bool:
@@ -110,8 +127,9 @@ class Decisions(TorchFunctionMode):
                         self._homes.append((place, table, key))
         self._modules = list(model.modules())
         self._known: dict[int, _Known] = {}
-        self._lost: dict[_Place, str] = {}
+        self._lost = {_OF_INPUTS: "an input"}
         self._depth = 0
+        self._literals = 0
         self._asked: set[_Place] = set()
         self.obstacle = ""
 
@@ -120,7 +138,7 @@ class Decisions(TorchFunctionMode):
         self._depth += 1
         if self._depth > 1:
             return
-        self._lost.clear()
+        self._lost = {_OF_INPUTS: "an input"}
         self._known.clear()
         for place, table, key in self._homes:
             if (tensor := table.get(key)) is not None:
@@ -168,31 +186,79 @@ class Decisions(TorchFunctionMode):
         """PyTorch's own protocol: called in the place of each function on tensors."""
         given = kwargs or {}
         # The functions that control flow is given: Dynamo would follow all that is below, and cannot.
-        if torch.compiler.is_dynamo_compiling() or not (self._concerns(args, given) or getattr(func, "__name__", "") in _ASKS):
+        if torch.compiler.is_dynamo_compiling() or not (self._concerns(args, given) or getattr(func, "__name__", "") in _NOTICED):
             return func(*args, **given)
-        tensors = [leaf for leaf in tree_leaves((args, given)) if isinstance(leaf, torch.Tensor)]
+        called = resolve_name(func) or ""
+        # A function of anybody else's may do anything, whatever it is called.
+        name = func.__name__ if called.startswith("torch.") else ""
+        args, given = self._with_numbers(name, args, given)
+        leaves = tree_leaves((args, given))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         found = [known for tensor in tensors if (known := self._known.get(id(tensor))) is not None]
         places = frozenset[_Place]().union(*(known.places for known in found))
         for known in found:
             if known.changed:
                 self._lose(known.places, "a change in place")
-        called = resolve_name(func) or ""
-        # A function of anybody else's may do anything, whatever it is called.
-        name = func.__name__ if called.startswith("torch.") else ""
         whole = bool(found) and len(found) == len(tensors)
+        if whole and places.isdisjoint(self._lost) and (name in _ASKS or _picks(name, args, found)):
+            answer = self._ask(places, self._later(func, args, given))
+            self._learn(answer, places, lambda: answer)
+            return answer
         if name in _ASKS:
-            if whole and places.isdisjoint(self._lost):
-                self._asked |= places
-                return self._compute(func, args, given)
             self._note_obstacle(tensors, places)
+        alone = len(found) == len(tensors) and "out" not in given and all(isinstance(leaf, _PLAIN) for leaf in leaves)
+        assigned = self._known[id(args[0])] if alone and found and name == "__setitem__" else None
         answer = func(*args, **given)
-        if found and name not in _ASKS:
-            made = [item for item in tree_leaves(answer) if isinstance(item, torch.Tensor)]
-            if "out" in given or not (name in _MAKES or (name in _LOOKS and not made) or (name in _VIEWS and (whole or not made))):
+        if alone and self._depth and name in _FILLS:
+            self._learn(answer, places | {self._literal()}, self._later(func, args, given))
+        elif assigned is not None and places.isdisjoint(self._lost) and assigned.is_literal:
+            # Views of it, and what was made of it, are as it was.
+            self._lose(assigned.places, called)
+            made_of = (places - assigned.places) | {self._literal()}
+            self._known[id(args[0])] = _Known.of(args[0], made_of, self._later(func, args, given))
+        elif found and name not in _ASKS:
+            written = () if name in _HARMLESS else _written(name)
+            if "out" in given or written is None or (written and not args):
                 self._lose(places, called or "an operator")
+            elif written:
+                changed = [known for item in args[:1] if (known := self._known.get(id(item))) is not None]
+                self._lose((place for known in changed for place in known.places), called)
             elif whole:
-                self._learn(answer, places, lambda: self._compute(func, args, given))
+                self._learn(answer, places, self._later(func, args, given))
+            else:
+                self._follow(tree_leaves(answer), found, places)
         return answer
+
+    def _follow(self, made: list[Any], found: list[_Known], places: frozenset[_Place]) -> None:
+        """Whoever writes to one of ``made`` that lies in the memory of what was known changes that; its own numbers nobody knows."""
+        lying = {storage_of(known.tensor) for known in found}
+        for tensor in made:
+            if isinstance(tensor, torch.Tensor) and storage_of(tensor) in lying:
+                self._known.setdefault(id(tensor), _Known.of(tensor, places | {_OF_INPUTS}, tensor.detach))
+
+    def _literal(self) -> _Place:
+        self._literals += 1
+        return ConstantSource.LITERAL, str(self._literals)
+
+    def _with_numbers(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments with the numbers of known tensors where PyTorch takes numbers, and would ask the tensors for them unseen."""
+        if name in _SIZED:
+            return (*args[:1], *tree_map(self._number, args[1:])), tree_map(self._number, kwargs)
+        # The tensor that these two are given, if it is one, they copy.
+        if name in _FILLS and not (name in ("as_tensor", "tensor") and args and isinstance(args[0], torch.Tensor)):
+            return tree_map(self._number, args), tree_map(self._number, kwargs)
+        return args, kwargs
+
+    def _number(self, item: Any) -> Any:
+        """The number of a known tensor of a single one; anything else as it is."""
+        known = self._known.get(id(item))
+        if known is None or item.dim() or known.changed or not known.places.isdisjoint(self._lost):
+            return item
+        return self._ask(known.places, self._later(torch.Tensor.item, (item,), {}))
+
+    def _ask(self, places: frozenset[_Place], number: Callable[[], Any]) -> Any:
+        self._asked |= places & self._own.keys()
+        return number()
 
     def _concerns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call may have something to do with what is known; export makes thousands that have not."""
@@ -214,17 +280,14 @@ class Decisions(TorchFunctionMode):
             for place, item in enumerate(answer):
                 self._learn(item, places, partial(_item_of, number, place))
 
-    def _compute(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What it makes of the model's own tensors in the place of the tracer's."""
-
-        def own(leaf: object) -> object:
-            return self._known[id(leaf)].number() if isinstance(leaf, torch.Tensor) else leaf
-
-        with _disable_current_modes(), torch.no_grad():
-            return func(*tree_map(own, args), **tree_map(own, kwargs))
+    def _later(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+        """What computes what it makes of known tensors as they are now; of one that it writes to, what that then is."""
+        numbers = {id(leaf): self._known[id(leaf)].number for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        # The lists among them may be others by then.
+        return partial(_compute, func, tree_map(_same, args), tree_map(_same, kwargs), numbers)
 
     def _note_obstacle(self, tensors: list[torch.Tensor], places: frozenset[_Place]) -> None:
-        lost = sorted(places & self._lost.keys())
+        lost = sorted(places & self._lost.keys() & self._own.keys())
         if lost:
             source, name = lost[0]
             self.obstacle = (
@@ -234,6 +297,57 @@ class Decisions(TorchFunctionMode):
         own = (key for module in self._modules for key, value in vars(module).items() if any(value is tensor for tensor in tensors))
         if key := next(own, ""):
             self.obstacle = f"It is a tensor in the model's attribute {key!r}: register it as a buffer, whose numbers are looked at."
+
+
+def _compute(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], numbers: dict[int, Callable[[], Any]]) -> Any:
+    def own(leaf: object) -> object:
+        return numbers[id(leaf)]() if isinstance(leaf, torch.Tensor) else leaf
+
+    with _disable_current_modes(), torch.no_grad():
+        given = tree_map(own, args)
+        if func.__name__ != "__setitem__":
+            return func(*given, **tree_map(own, kwargs))
+        changed = given[0].clone()
+        func(changed, *given[1:])
+        return changed
+
+
+def _picks(name: str, args: tuple[Any, ...], found: list[_Known]) -> bool:
+    """Whether a call makes a tensor whose size its arguments' numbers decide, of which the program may hold what it makes.
+
+    Not of weights: those of another model are others.
+    """
+    if any(known.of_weights for known in found):
+        return False
+    if name == "__getitem__":
+        return any(known.tensor.dtype is torch.bool for known in found[1:])
+    return name in _PICKS and (name != "repeat_interleave" or len(args) == 1 or len(found) > 1)
+
+
+@cache
+def _written(name: str) -> tuple[int, ...] | None:
+    """Which arguments PyTorch's operators of that name write to: none or the first; ``None`` for others, and where they draw numbers."""
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = _overloads_of(packet) if isinstance(packet, OpOverloadPacket) else []
+    written = {position for overload in overloads for position in _written_by(overload)}
+    draws = any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
+    return None if draws or not overloads or written - {0} else tuple(written)
+
+
+def _overloads_of(packet: Any) -> list[OpOverload[..., Any]]:
+    return [getattr(packet, name) for name in packet.overloads()]
+
+
+def _written_by(overload: OpOverload[..., Any]) -> Iterator[int]:
+    for position, argument in enumerate(overload._schema.arguments):
+        marked = argument.alias_info is not None and argument.alias_info.is_write and not argument.is_out
+        # Batch norm in training mode changes its statistics without a mark in its schema.
+        if marked or argument.name.startswith("running_"):
+            yield position
+
+
+def _same(leaf: Any) -> Any:
+    return leaf
 
 
 def _item_of(number: Callable[[], Any], place: int) -> Any:

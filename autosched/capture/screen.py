@@ -124,9 +124,21 @@ def require_true_for_all_inputs(node: torch.fx.Node, depends: bool) -> None:
         return
     place = source_of(node.meta.get("stack_trace")) or "a place export did not record"
     said = f" ({node.args[1]!r})" if len(node.args) > 1 else ""
-    raise UnsupportedGraph(
-        f"{target._schema.name} at {place}{said} asserts something of the values of an input, which no schedule would check; expected "
-        "assertions on sizes, dtypes and weights only. Take the assertion out of forward, and check inputs before the call."
+    raise UnsupportedGraph(f"{target._schema.name} at {place}{said} {_asserts_of_values(place)}")
+
+
+def _asserts_of_values(place: str) -> str:
+    switched = " Those of transformers are left out in a process started with TRANSFORMERS_DISABLE_TORCH_CHECK=1."
+    return (
+        "asserts something of the values of an input, which no schedule would check; expected assertions on sizes, dtypes and weights "
+        f"only. Take the assertion out of forward, and check inputs before the call.{switched if place.startswith('transformers/') else ''}"
+    )
+
+
+def _is_only_asserted(node: torch.fx.Node) -> bool:
+    """Whether nothing is made of a number but what is asserted of it (``torch._check``)."""
+    return bool(node.users) and all(
+        is_check(user) or (not isinstance(user.target, OpOverload) and _is_only_asserted(user)) for user in node.users
     )
 
 
@@ -162,6 +174,8 @@ def require_schedulable(node: torch.fx.Node) -> None:
     if not isinstance(target, OpOverload):
         raise UnsupportedGraph(f"{getattr(target, '__name__', target)} at {place} computes with sizes that depend on the data. {_DATA}")
     name = target._schema.name
+    if name in ("aten::item", "aten::_local_scalar_dense") and _is_only_asserted(node):
+        raise UnsupportedGraph(f"{name} at {place} {_asserts_of_values(place)}")
     if name in _PICKS_BY_VALUE or f"{name}.{target._schema.overload_name}" in _PICKS_BY_VALUE or _is_symbolic(node.meta.get("val")):
         raise UnsupportedGraph(f"{name} at {place} makes a number or a shape that depends on the data. {_DATA}")
     if is_custom(name):
@@ -215,7 +229,10 @@ def _require_fit(target: OpOverload[..., Any], what: str) -> None:
         raise UnsupportedGraph(f"{what} is a custom operator that {reason}.")
 
 
-_DATA = "Expected shapes fixed by the example inputs. Compute it outside the model, or pad to a fixed size."
+_DATA = (
+    "Expected shapes fixed by the example inputs. Compute it outside the model, or pad to a fixed size; or, if it is made of whole numbers "
+    "that are the same in every call, keep them in a buffer of a module around the model."
+)
 
 
 def _draws(target: OpOverload[..., Any], node: torch.fx.Node) -> bool:

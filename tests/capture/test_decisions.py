@@ -13,6 +13,7 @@ from torch import nn
 from autosched.capture.export import capture
 from autosched.core.errors import UnsupportedGraph
 from autosched.core.program import Program
+from autosched.runtime.kernels import bind
 
 X = torch.linspace(-1.0, 1.0, 12).reshape(3, 4)
 
@@ -68,6 +69,13 @@ _OWN: dict[str, tuple[Callable[[Any, torch.Tensor], object], set[str]]] = {
     "parameter": (lambda model, x: torch.any(model.bias.abs() > 1e-8), {"bias"}),
     "elsewhere": (lambda model, x: model.yes.to(torch.int64).cpu().view(1).sum() > 0, {"yes"}),
     "computed from itself": (_doubled, {"steps"}),
+    "rounded up": (lambda model, x: torch.ceil(model.steps / 2) == 2, {"steps"}),
+    "several together": (lambda model, x: torch.stack([model.steps, model.flags.sum()]).cumsum(0)[1] == 5, {"steps", "flags"}),
+    "used with an input by an operator that only reads": (
+        lambda model, x: torch.zeros(4).index_add_(0, model.steps[None], x[0, :1]).shape[0] and model.steps > 2,
+        {"steps"},
+    ),
+    "with numbers alone": (lambda model, x: (torch.arange(x.shape[1]) < model.steps).sum() == 3, {"steps"}),
     "used with an input before": (lambda model, x: (x * model.steps).shape[0] and model.steps > 2, {"steps"}),
 }
 
@@ -84,14 +92,86 @@ def test_what_a_model_asks_its_own_tensors_is_part_of_its_program(way: str, inne
     assert _kinds(program)[-1:] == (["aten::relu"] if torch.equal(eager, X.relu()) else ["aten::sigmoid"])
 
 
-def test_a_number_of_its_own_may_be_a_size() -> None:
-    class Cut(Asking):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x[:, : self.steps.item()] * 2
+_SIZES: dict[str, tuple[Callable[[Any, torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
+    "item": (lambda model, x: x[:, : model.steps.item()], (3, 3)),
+    "end of a slice": (lambda model, x: x[:, : model.steps], (3, 3)),
+    "end of a slice of rows": (lambda model, x: x[: model.steps - 1], (2, 4)),
+    "padding": (lambda model, x: nn.functional.pad(x, (0, model.steps)), (3, 7)),
+    "how often": (lambda model, x: x[:, :1].repeat(1, model.steps), (3, 3)),
+    "how many there are": (lambda model, x: x[:, :1] + torch.arange(model.steps), (3, 3)),
+    "one of several sizes": (lambda model, x: x[:, :1] + torch.zeros(3, model.steps + 3), (3, 6)),
+}
 
-    program = capture(Cut(bool).eval(), (X,)).program
+
+@pytest.mark.parametrize("way", _SIZES)
+def test_a_number_of_its_own_may_be_a_size(way: str) -> None:
+    compute, shape = _SIZES[way]
+
+    class Sized(Asking):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return compute(self, x) * 2
+
+    program = capture(Sized(bool).eval(), (X,)).program
     assert [item.name for item in program.decided] == ["steps"]
-    assert program.graph.values[program.graph.outputs[0]].spec.shape == (3, 3)
+    assert program.graph.values[program.graph.outputs[0]].spec.shape == shape
+
+
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda table, counts: table.repeat_interleave(counts),
+        lambda table, counts: torch.cat([table[table > 1], table.unique(), table.repeat_interleave(1)[:2]]),
+        lambda table, counts: table[counts.nonzero()[:, 0]].repeat(2)[:6],
+    ],
+)
+def test_whole_numbers_of_its_own_say_how_many_there_are(pick: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    class Picking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.tensor([3, 1, 2]))
+            self.register_buffer("counts", torch.tensor([1, 3, 2]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, pick(self.table, self.counts)] * 2
+
+    model = Picking().eval()
+    captured = capture(model, (X,))
+    assert {item.name for item in captured.program.decided} <= {"table", "counts"}
+    assert captured.program.decided
+    (made,) = bind(captured.program, captured.constants).run([X])
+    assert torch.equal(made, model(X))
+
+
+def _filled_one_by_one(model: Any, x: torch.Tensor) -> object:
+    sizes = torch.empty((2, 2), dtype=torch.long)
+    for place, size in enumerate(x.shape):
+        sizes[place, 0] = size
+        sizes[place, 1] = sizes[place, 0] + 1
+    return sizes.prod(1).sum() == 3 * 4 + 4 * 5
+
+
+def _list_that_grows(model: Any, x: torch.Tensor) -> object:
+    sizes = [1, 2]
+    made = torch.tensor(sizes)
+    sizes.append(4)
+    return made.sum() == 3
+
+
+@pytest.mark.parametrize(
+    "decide",
+    [
+        lambda model, x: torch.full((2,), x.shape[1]).max() == 4,
+        lambda model, x: torch.arange(1, x.dim() + 1).tolist() == [1, 2],
+        lambda model, x: torch.tensor([x.shape[0], torch.tensor(2)]).prod() == 6,
+        lambda model, x: torch.ones(3, dtype=torch.bool).all(),
+        _filled_one_by_one,
+        _list_that_grows,
+    ],
+)
+def test_what_a_call_makes_of_numbers_alone_decides(decide: Callable[[Any, torch.Tensor], object]) -> None:
+    program = capture(Asking(decide).eval(), (X,)).program
+    assert program.decided == ()
+    assert _kinds(program)[-1:] == ["aten::relu"]
 
 
 def _kinds(program: Program) -> list[str]:
@@ -108,6 +188,11 @@ def _changed_under_another_name(model: Any, x: torch.Tensor) -> object:
     return model.flags.all()
 
 
+def _view_through_an_input_changed(model: Any, x: torch.Tensor) -> object:
+    model.yes.view(1).expand_as(x[0, :1]).logical_and_(x[0, :1] > 0)
+    return model.yes
+
+
 def _changed_after(model: Any, x: torch.Tensor) -> object:
     found = bool(model.steps > 2)
     model.steps.add_(1)
@@ -120,7 +205,7 @@ def _replaced(model: Any, x: torch.Tensor) -> object:
 
 
 @pytest.mark.parametrize("inner", [False, True])
-@pytest.mark.parametrize("decide", [_changed_in_place, _changed_after, _replaced])
+@pytest.mark.parametrize("decide", [_changed_in_place, _view_through_an_input_changed, _changed_after, _replaced])
 def test_what_the_call_changes_decides_nothing(decide: Callable[[Any, torch.Tensor], object], inner: bool) -> None:
     part = Asking(decide).eval()
     with pytest.raises(UnsupportedGraph, match=r"changes it in the same call|the call may have changed before"):
@@ -170,6 +255,29 @@ def _changed_by_scripted_code(model: Any, x: torch.Tensor) -> object:
     return copy
 
 
+def _made_and_changed(model: Any, x: torch.Tensor) -> object:
+    made = torch.zeros(3)
+    made[0] = x.sum()
+    return made.any()
+
+
+def _view_of_what_is_made_changed(model: Any, x: torch.Tensor) -> object:
+    made = torch.zeros(3)
+    made.expand(2, 3)[0].add_(x.sum())
+    return made.any()
+
+
+def _view_of_what_is_filled(model: Any, x: torch.Tensor) -> object:
+    made = torch.zeros(3)
+    view = made[1:]
+    made[1] = 1.0
+    return view.any()
+
+
+def _made_of_an_input(model: Any, x: torch.Tensor) -> object:
+    return torch.full((2,), x.sum().item()).any()
+
+
 def _with_an_input(model: Any, x: torch.Tensor) -> object:
     return model.yes & (x.sum() > 0)
 
@@ -187,6 +295,10 @@ def _by_chance(model: Any, x: torch.Tensor) -> object:
         _expanded_copy_changed,
         _given_as_out,
         _changed_by_scripted_code,
+        _made_and_changed,
+        _view_of_what_is_made_changed,
+        _view_of_what_is_filled,
+        _made_of_an_input,
         _with_an_input,
         _by_chance,
     ],

@@ -488,6 +488,17 @@ def test_an_assertion_on_values_that_vary_is_refused(name):
         capture(Asserts(VARYING[name]).eval(), (torch.rand(2, 4),))
 
 
+class Checks(nn.Module):
+    def forward(self, x, lengths):
+        torch._check(lengths.max().item() <= x.shape[0])
+        return x * lengths[:, None]
+
+
+def test_a_check_of_what_is_in_an_input_is_refused_as_an_assertion():
+    with pytest.raises(UnsupportedGraph, match=r"aten::item at .*test_refusals.py:\d+ asserts something of the values of an input"):
+        capture(Checks().eval(), (torch.rand(2, 4), torch.tensor([1, 2])))
+
+
 STAYING = {
     "weight": lambda model, x: (model.scale > 0).all(),
     "constant": lambda model, x: torch.arange(x.shape[1]).min() == 0,
