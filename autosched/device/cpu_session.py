@@ -167,9 +167,9 @@ class CpuSession:
                 if 0 <= death.item < count * len(columns):
                     first, operator = divmod(death.item, count)
                     # What comes before stands: of an operator that breaks in one variant, others can be had.
-                    for alike, column in product(self._broken_with(operator, first), range(first, len(columns))):
-                        skip.append(column * count + alike)
-                        found[alike][column] = found[alike][column] or death.failure
+                    for other, column in product(self._broken_with(operator, first), range(first, len(columns))):
+                        skip.append(column * count + other)
+                        found[other][column] = found[other][column] or death.failure
 
     def _broken_with(self, operator: int, column: int) -> list[int]:
         """``operator``, and behind the first column, through which all have come, those like it: they would break the process as well."""
