@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -217,9 +219,34 @@ def test_a_strategy_that_does_not_come_back_is_a_failure(monkeypatch: pytest.Mon
 
 
 def test_nothing_is_raised_once_a_strategy_has_come_back() -> None:
+    """Neither later, nor in place of what the strategy raises, nor looked for: a traced function would not come past its beginning."""
     for _ in range(200):
-        with contextlib.suppress(Overrun), ended_at(time.monotonic() + 1e-4):
+        with contextlib.suppress(Overrun, KeyError), ended_at(time.monotonic() + 1e-4):
             time.sleep(1e-4)
+            raise KeyError
+        sum(range(1000))
+    traced: list[str] = []
+
+    def follow() -> None:
+        sys.settrace(lambda frame, event, argument: traced.append(event))
+        try:
+            sum([1, 2])
+            (lambda: 1)()
+        finally:
+            sys.settrace(None)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert traced
+
+
+def test_a_strategy_that_passes_over_its_end_and_then_comes_back_has_ended() -> None:
+    for _ in range(20):
+        with ended_at(time.monotonic() + 0.001), contextlib.suppress(BaseException):
+            while True:
+                sum(range(100))
         sum(range(1000))
 
 
