@@ -34,7 +34,7 @@ _ROUNDS = 15
 
 
 def measure(channels: int, features: int, size: int, taps: int, stride: int, groups: int, threads: int, rounds: int) -> dict[str, Any]:
-    """Of one convolution with relu, what :func:`compared` says; with three channels the picture is channels first, as users give it."""
+    """Of one convolution with relu, what :func:`compared` says; of three channels, the picture is channels first, and what comes back."""
     from autosched.core.variants import Variant
 
     padding = 0 if stride == taps else taps // 2

@@ -28,5 +28,6 @@ def convolutions_table(folder: Path) -> str:
         errors = [f"{rows[-1]['errors'][name]:.0e}" for name in (PLAIN, _OWN)]
         lines.append(f"| {channels}, {features}, {size} x {size} | {weights} | {' | '.join([*times, gain, *errors])} |")
     said = "Microseconds with bias and relu, batch 1, float32, the call from Python included: on one thread / on all."
+    said += " A picture of three channels comes, and its result goes, channels first: copying that is part of the time."
     more = f"Errors against float64, over the largest result. Medians of {recorded['rounds']} interleaved rounds."
     return "\n".join([*lines, "", f"{said} {more} {apart(recorded)} {where(recorded)}"])
