@@ -94,7 +94,7 @@ def _may_be(call: Call, graph: OpGraph) -> bool:
 
 def _of_launch(source: TensorSpec, weight: TensorSpec, made: TensorSpec) -> bool:
     """Whether ``made`` may be the product of the two: a launch may read ``source`` as if it had another shape."""
-    if not made.shape or made.shape[-1] not in weight.shape or not _dense(source) or not _dense(made):
+    if not made.shape or made.shape[-1] not in weight.shape or not is_dense(source) or not is_dense(made):
         return False
     features = made.shape[-1]
     channels = weight.shape[0] if weight.shape[1] == features else weight.shape[1]
@@ -127,10 +127,10 @@ def read_linear(call: Call, graph: OpGraph, windows: Mapping[int, Window] | None
     channels, features = sizes
     rows = math.prod(shape[:-1])
     made = graph.values[call.outputs[0]].spec
-    if shape[-1] != channels or made.shape[-1:] != (features,) or made.elements != rows * features or not _dense(made):
+    if shape[-1] != channels or made.shape[-1:] != (features,) or made.elements != rows * features or not is_dense(made):
         return None
     added = graph.values[bias.value].spec if bias is not None and bias.value >= 0 else None
-    if bias is not None and (added is None or added.shape != (features,) or not _dense(added)):
+    if bias is not None and (added is None or added.shape != (features,) or not is_dense(added)):
         return None
     if not _worthwhile(rows, channels, features):
         return None
@@ -147,10 +147,10 @@ def _begun(slot: int, graph: OpGraph, windows: Mapping[int, Window]) -> tuple[in
         if slot < 0:
             return None
         spec = graph.values[slot].spec
-        return (slot, spec.shape) if len(spec.shape) >= 2 and _dense(spec) else None
+        return (slot, spec.shape) if len(spec.shape) >= 2 and is_dense(spec) else None
     spec = graph.values[window.of].spec
     as_seen = TensorSpec(window.size, spec.dtype, window.stride)
-    inside = window.offset == 0 and _dense(spec) and _dense(as_seen) and as_seen.elements <= spec.elements
+    inside = window.offset == 0 and is_dense(spec) and is_dense(as_seen) and as_seen.elements <= spec.elements
     return (window.of, window.size) if inside and len(window.size) >= 2 else None
 
 
@@ -167,7 +167,7 @@ def _worthwhile(rows: int, channels: int, features: int) -> bool:
     return _LEAST_ROWS <= rows <= _MOST_ROWS and channels >= _LEAST_CHANNELS and features > 0 and features % _VECTOR == 0
 
 
-def _dense(spec: TensorSpec) -> bool:
+def is_dense(spec: TensorSpec) -> bool:
     """Whether it is of float32, and its elements lie one behind the other."""
     if spec.dtype != "float32" or len(spec.strides) != len(spec.shape):
         return False

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from autosched.config import own_recurrence_wanted
-from autosched.core.graph import Operator, OpGraph, TensorSpec, ValueRole
+from autosched.core.graph import Operator, OpGraph, ValueRole
 from autosched.core.program import Argument, Call, Many, Ref
+from autosched.runtime.cpu_kernels.linear import is_dense
 from autosched.runtime.cpu_kernels.weights import in_blocks
 
 _GRU, _LSTM = "aten::gru.input", "aten::mkldnn_rnn_layer.default"
@@ -87,7 +88,7 @@ def read_recurrence(call: Call, graph: OpGraph) -> Recurrence | None:
         return None
     made, last = call.outputs[:2]
     specs = [graph.values[slot].spec for slot in (source, state, made, *(() if cell is None else (cell,)))]
-    if any(len(spec.shape) != 3 or not _dense(spec) for spec in specs):
+    if any(len(spec.shape) != 3 or not is_dense(spec) for spec in specs):
         return None
     (steps, batch, inputs), hidden = specs[0].shape, specs[1].shape[2]
     if [spec.shape for spec in specs[1:]] != [(1, batch, hidden), (steps, batch, hidden), (1, batch, hidden)][: len(specs) - 1]:
@@ -125,13 +126,6 @@ def _weights(given: Mapping[str, Argument]) -> tuple[int, ...] | None:
 def _constant(graph: OpGraph, slot: int, numbers: int) -> bool:
     value = graph.values[slot]
     return value.role is ValueRole.CONSTANT and value.spec.dtype == "float32" and math.prod(value.spec.shape) == numbers
-
-
-def _dense(spec: TensorSpec) -> bool:
-    """Whether it is of float32, and its elements lie one behind the other."""
-    usual = (spec.shape[1] * spec.shape[2], spec.shape[2], 1)
-    apart = [stride for size, stride, step in zip(spec.shape, spec.strides, usual, strict=False) if size > 1 and stride != step]
-    return spec.dtype == "float32" and len(spec.strides) == 3 and not apart
 
 
 def packed(weights: Sequence[torch.Tensor], item: Recurrence, lanes: int) -> torch.Tensor:
