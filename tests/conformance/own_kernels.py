@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from autosched.capture.export import Captured
+from autosched.core.errors import UsageError
 from autosched.core.schedule import Schedule, sequential
 from autosched.export.bundle import make_bundle, write_bundle
 from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key
-from autosched.runtime.kernels import BoundProgram
+from autosched.runtime.inductor.common import Refused
+from autosched.runtime.kernels import BoundProgram, bind
 from autosched.runtime.plan import make_plan
 from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.regions.pieces import offered_variants
@@ -60,3 +63,15 @@ def error_of(got: torch.Tensor, model: nn.Module, x: torch.Tensor) -> float:
         wanted = model.double()(x.double())
     model.float()
     return float((got - wanted).abs().max() / wanted.abs().max())
+
+
+def assert_switched_off_by(variable: str, variant: int, found: Captured, index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ``variable`` is 0, nothing has ``variant``, operator ``index`` cannot have it, and other words than 0 and 1 are refused."""
+    monkeypatch.setenv(variable, "0")
+    assert not any(variant in row for row in offered_variants(found.program, "cpu"))
+    refused = library_of(found).kernel(index, 1, variant, bind(found.program, found.constants, "cpu"))
+    assert isinstance(refused, Refused)
+    assert refused.reason == f"switched off by {variable}=0"
+    monkeypatch.setenv(variable, "no")
+    with pytest.raises(UsageError, match=f"{variable} is 'no'; expected 1, or 0"):
+        offered_variants(found.program, "cpu")

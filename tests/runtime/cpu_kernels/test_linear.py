@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 import autosched
 from autosched.capture.export import Captured, capture
-from autosched.core.errors import UsageError
 from autosched.core.graph import ValueRole
 from autosched.core.program import Call, Ref
 from autosched.core.schedule import sequential
@@ -35,7 +34,7 @@ from autosched.runtime.plan import make_plan
 from autosched.runtime.regions.pieces import offered_variants
 from autosched.runtime.verdict import Compatibility, check_bundle
 from tests.conformance.interpreter import interpret
-from tests.conformance.own_kernels import bound_with, error_of, library_of, save_with
+from tests.conformance.own_kernels import assert_switched_off_by, bound_with, error_of, library_of, save_with
 
 OWN = Variant.OWN_PRODUCT
 Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -387,14 +386,7 @@ def test_it_is_offered_in_every_lowering_but_aten_and_not_where_it_is_switched_o
         having = [index for index, row in enumerate(offered_variants(found.program, "cpu")) if OWN in row]
         assert len(having) == (0 if lowering is Lowering.ATEN else 1)
         assert not any(OWN in row for row in offered_variants(found.program, "cuda"))
-    monkeypatch.setenv("AUTOSCHED_PRODUCTS", "0")
-    assert not any(OWN in row for row in offered_variants(found.program, "cpu"))
-    refused = library_of(found).kernel(having[0], 1, OWN, bind(found.program, found.constants, "cpu"))
-    assert isinstance(refused, Refused)
-    assert refused.reason == "switched off by AUTOSCHED_PRODUCTS=0"
-    monkeypatch.setenv("AUTOSCHED_PRODUCTS", "no")
-    with pytest.raises(UsageError, match="AUTOSCHED_PRODUCTS is 'no'; expected 1, or 0"):
-        offered_variants(found.program, "cpu")
+    assert_switched_off_by("AUTOSCHED_PRODUCTS", OWN, found, having[0], monkeypatch)
 
 
 def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
