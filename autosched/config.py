@@ -208,6 +208,15 @@ def own_recurrence_wanted() -> bool:
     return _switched_on("AUTOSCHED_RECURRENCE", "recurrent layers that are those of libraries alone")
 
 
+def own_attention_wanted() -> bool:
+    """Whether attention on a CPU may be computed by a kernel of our own: not if ``AUTOSCHED_ATTENTION`` is 0.
+
+    Raises:
+        UsageError: if the variable is neither 0 nor 1.
+    """
+    return _switched_on("AUTOSCHED_ATTENTION", "attention that is PyTorch's alone")
+
+
 def _switched_on(variable: str, otherwise: str) -> bool:
     given = os.environ.get(variable, "1")
     if given not in ("", "0", "1"):

@@ -41,6 +41,7 @@ class Variant(enum.IntEnum):
     OWN_PRODUCT = 9  # its calls, products of a few rows by a kernel of our own (CPU, float32); since bundle schema 8
     OWN_CONVOLUTION = 10  # its calls, convolutions summed as they are by a kernel of our own (CPU, float32); since bundle schema 9
     OWN_RECURRENCE = 11  # its calls, layers of GRU and LSTM by a kernel of our own (CPU, float32); since bundle schema 9
+    OWN_ATTENTION = 12  # its calls, attention by a kernel of our own (CPU, float32); since bundle schema 10
 
 
 def lowering_named(name: str) -> Lowering:

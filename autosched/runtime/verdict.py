@@ -122,6 +122,7 @@ def _missing_kernels(bundle: Bundle) -> list[str]:
         ("convolutions", (Variant.OWN_CONVOLUTION,)),
         ("products", (Variant.OWN_PRODUCT,)),
         ("recurrent layers", (Variant.OWN_RECURRENCE,)),
+        ("attention", (Variant.OWN_ATTENTION,)),
     )
     for kind, variants in kinds:
         count = sum(variant in variants for variant in bundle.schedule.variant)

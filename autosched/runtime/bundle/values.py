@@ -57,6 +57,7 @@ _SINCE: dict[int, int] = {
     Variant.OWN_PRODUCT: 8,
     Variant.OWN_CONVOLUTION: 9,
     Variant.OWN_RECURRENCE: 9,
+    Variant.OWN_ATTENTION: 10,
 }
 """The schema whose readers were the first to know a variant."""
 

@@ -10,24 +10,44 @@
 
 namespace {
 
-// e to the power of each number: a polynomial of what is left of it beside multiples of ln 2 (Cephes' expf: Moshier, Methods and Programs for
-// Mathematical Functions, 1989), some 1e-7 of the result off. Infinite above 88.7.
-Vector exponential(Vector value) {
-  using Bits = int32_t __attribute__((vector_size(sizeof(Vector))));
+using Bits = int32_t __attribute__((vector_size(sizeof(Vector))));
+
+// e to the power of a number: ``part``, between 0.7 and 1.5, times two to the power of ``power``.
+struct Exponential {
+  Vector part;
+  Bits power;
+};
+
+// A polynomial of what is left of a number beside multiples of ln 2 (Cephes' expf: Moshier, Methods and Programs for Mathematical Functions,
+// 1989), some 1e-7 of the result off.
+Exponential split_exponential(Vector value) {
   constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to a whole number, in its last bits
-  const Vector kept = at_most(at_least(value, -104.0f), 89.0f);
-  const Vector shifted = multiply_add(kept, spread(1.44269504088896341f), spread(kShift));
+  const Vector shifted = multiply_add(value, spread(1.44269504088896341f), spread(kShift));
   const Vector whole = shifted - spread(kShift);
-  Vector left = multiply_add(whole, spread(-0.693359375f), kept);
+  Vector left = multiply_add(whole, spread(-0.693359375f), value);
   left = multiply_add(whole, spread(2.12194440e-4f), left);
   Vector sum = spread(1.9875691500e-4f);
   for (const float factor : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f}) {
     sum = multiply_add(sum, left, spread(factor));
   }
   sum = multiply_add(sum * left, left, left) + spread(1.0f);
+  return {sum, reinterpret_cast<Bits>(shifted) - reinterpret_cast<Bits>(spread(kShift))};
+}
+
+Vector power_of_two(Bits power) { return reinterpret_cast<Vector>((power + 127) << 23); }
+
+// e to the power of each number. Infinite above 88.7.
+Vector exponential(Vector value) {
+  const Exponential made = split_exponential(at_most(at_least(value, -104.0f), 89.0f));
   // In two steps, since a power of two may have to be larger or smaller than there is one.
-  const Bits power = reinterpret_cast<Bits>(shifted) - reinterpret_cast<Bits>(spread(kShift)), half = power >> 1;
-  return sum * reinterpret_cast<Vector>((half + 127) << 23) * reinterpret_cast<Vector>((power - half + 127) << 23);
+  const Bits half = made.power >> 1;
+  return made.part * power_of_two(half) * power_of_two(made.power - half);
+}
+
+// The same of numbers that are not above zero; zero below -87, where results would have fewer digits, and take many times as long.
+Vector exponential_below_zero(Vector value) {
+  const Exponential made = split_exponential(at_least(value, -87.0f));
+  return value < spread(-87.0f) ? Vector{} : made.part * power_of_two(made.power);
 }
 
 Vector sigmoid(Vector value) { return spread(1.0f) / (spread(1.0f) + exponential(-value)); }

@@ -1,5 +1,6 @@
 // Kernels of our own for CPUs, compiled for the processor they run on; see library.py.
 
+#include "attention.h"
 #include "direct.h"
 #include "recurrent.h"
 #include "winograd.h"
@@ -59,6 +60,18 @@ __attribute__((visibility("default"))) void autosched_lstm(
     const float* rows, float* made, const float* state, const float* cell, const float* weights, const int64_t* numbers) {
   const auto layer = read<Layer>(numbers);
   Recurrent<MemoryUnits>(layer, rows, made, state, cell, weights).run();
+}
+
+__attribute__((visibility("default"))) void autosched_attention(
+    const float* query, float* made, const float* key, const float* value, const int64_t* numbers) {
+  const auto attention = read<Attention>(numbers);
+  Attending(attention, query, key, value, nullptr, made).run();
+}
+
+__attribute__((visibility("default"))) void autosched_attention_masked(
+    const float* query, float* made, const float* key, const float* value, const void* mask, const int64_t* numbers) {
+  const auto attention = read<Attention>(numbers);
+  Attending(attention, query, key, value, mask, made).run();
 }
 
 }

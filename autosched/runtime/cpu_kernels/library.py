@@ -45,6 +45,7 @@ class Library:
         lanes: float32 numbers in a vector.
         winograd, direct: parameters are addresses: what is read, the result, bias, residual, weights, geometry.
         gru, lstm: what is read, the result, the state before, the cell before (of an LSTM), weights, geometry.
+        attention: queries, the result, keys, values, the mask (if there is one), geometry; by whether there is a mask.
         loaded: keeps the code where it is.
     """
 
@@ -53,6 +54,7 @@ class Library:
     direct: Entries
     gru: Entry
     lstm: Entry
+    attention: Mapping[bool, Entry]
     loaded: object
 
 
@@ -119,7 +121,8 @@ def _loaded(path: Path) -> Library:
         for kernel in ("winograd", "direct")
     )
     gru, lstm = _entry(loaded, "gru", beside=1), _entry(loaded, "lstm", beside=2)
-    return Library(int(loaded.autosched_vector_lanes()), winograd, direct, gru, lstm, loaded)
+    attention = {masked: _entry(loaded, f"attention{'_masked' * masked}", beside=1 + masked) for masked in either}
+    return Library(int(loaded.autosched_vector_lanes()), winograd, direct, gru, lstm, attention, loaded)
 
 
 def _entry(loaded: ctypes.CDLL, kernel: str, *, beside: int) -> Entry:

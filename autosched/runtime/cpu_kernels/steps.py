@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from autosched.config import own_convolutions_wanted, own_products_wanted, own_recurrence_wanted, winograd_wanted
+from autosched.config import own_attention_wanted, own_convolutions_wanted, own_products_wanted, own_recurrence_wanted, winograd_wanted
 from autosched.core.from_outside import let_through
 from autosched.core.graph import Operator, OpGraph
 from autosched.core.program import Call
 from autosched.core.variants import Variant
 from autosched.runtime.calls import Kernel, Slots, compile_call
-from autosched.runtime.cpu_kernels import direct, recurrent, winograd
+from autosched.runtime.cpu_kernels import attention, direct, recurrent, winograd
 from autosched.runtime.cpu_kernels.convolution import Convolution
 from autosched.runtime.cpu_kernels.library import Entry, Library, kernel_library, kernels_built, kernels_obstacle
 from autosched.runtime.cpu_kernels.linear import Linear, may_be_linear, read_linear
@@ -35,7 +35,7 @@ from autosched.runtime.instructions import (
     carrying,
     instructions_of,
 )
-from autosched.runtime.kernels import BoundProgram, joined
+from autosched.runtime.kernels import BoundProgram, dtype_name, joined
 from autosched.runtime.numerics import compare
 from autosched.runtime.one_copy import one_copy
 from autosched.runtime.thread_state import inference_mode
@@ -44,7 +44,7 @@ Weights = MutableMapping[tuple[tuple[int, ...], int, bool], torch.Tensor]
 """Weights as a kernel multiplies with them: by the values that hold them otherwise, the variant, and whether they are turned."""
 
 
-Computed = Convolution | Linear | recurrent.Recurrence
+Computed = Convolution | Linear | recurrent.Recurrence | attention.Attention
 """What a kernel computes in the place of a call."""
 
 
@@ -55,7 +55,7 @@ class _Way:
     Args:
         wanted: whether the user has not switched it off, by ``switch``.
         read: what a call computes, if this can.
-        packed: the weights for vectors of so many numbers.
+        packed: the weights for vectors of so many numbers; None if there are none.
         numbers: the shapes as the kernel reads them, for a graph and a number of threads.
         entry: of the library.
         only: what else is refused.
@@ -64,7 +64,7 @@ class _Way:
     wanted: Callable[[], bool]
     switch: str
     read: Callable[[Call, OpGraph, Mapping[int, Window]], Any]
-    packed: Callable[[Any, list[torch.Tensor], int], torch.Tensor]
+    packed: Callable[[Any, list[torch.Tensor], int], torch.Tensor] | None
     numbers: Callable[[Any, OpGraph, int], torch.Tensor]
     entry: Callable[[Library, Any], Entry]
     only: str
@@ -121,6 +121,15 @@ WAYS: Mapping[int, _Way] = {
         lambda library, item: library.gru if item.cell is None else library.lstm,
         "only layers of GRU and LSTM in float32 with constant weights, and as many units as fill whole vectors, are computed so",
     ),
+    Variant.OWN_ATTENTION: _Way(
+        own_attention_wanted,
+        "AUTOSCHED_ATTENTION",
+        attention.read_attention,
+        None,
+        attention.geometry,
+        lambda library, item: library.attention[item.mask is not None],
+        "only attention of float32, with some queries and not too many keys, is computed so",
+    ),
 }
 """By variant."""
 
@@ -144,6 +153,8 @@ def own_variants(operator: Operator, graph: OpGraph) -> tuple[Variant, ...]:
         found.append(Variant.OWN_PRODUCT)
     if recurrent.may_be_recurrent(operator, graph):
         found.append(Variant.OWN_RECURRENCE)
+    if attention.may_be_attention(operator, graph):
+        found.append(Variant.OWN_ATTENTION)
     return tuple(found)
 
 
@@ -153,7 +164,11 @@ def packed_by_own(graph: OpGraph, variants: Sequence[int]) -> frozenset[int]:
     Args:
         variants: of each operator.
     """
-    own = (operator for operator, variant in zip(graph.operators, variants, strict=True) if variant in WAYS)
+    own = (
+        operator
+        for operator, variant in zip(graph.operators, variants, strict=True)
+        if variant in WAYS and WAYS[variant].packed is not None
+    )
     return frozenset(value for operator in own for value in operator.reads)
 
 
@@ -189,7 +204,7 @@ def own_kernel(operator: Operator, bound: BoundProgram, width: int, variant: int
         if isinstance(factors, str):
             return Refused(factors)
         entry = way.entry(library, item)
-        kernel = RunKernel(entry.name, entry.address, _tensors(item), library, (factors, way.numbers(item, graph, width)))
+        kernel = RunKernel(entry.name, entry.address, _tensors(item), library, (*factors, way.numbers(item, graph, width)))
         steps.append(_step(item, graph, kernel, entry.call))
         if item.after is not None:
             steps.append(compile_call(item.after, bound.device))
@@ -246,11 +261,15 @@ def _found(calls: _Calls, way: _Way, graph: OpGraph) -> dict[Call, Computed]:
     return {call: item for call in calls.calls if (item := way.read(call, graph, calls.windows)) is not None}
 
 
-def _packed(item: Computed, way: _Way, bound: BoundProgram, variant: int, library: Library, weights: Weights) -> torch.Tensor | str:
-    """Its weights, also in ``weights`` from now on; or why they cannot be had."""
+def _packed(
+    item: Computed, way: _Way, bound: BoundProgram, variant: int, library: Library, weights: Weights
+) -> tuple[torch.Tensor, ...] | str:
+    """Its weights, if it has any, also in ``weights`` from now on; or why they cannot be had."""
+    if way.packed is None:
+        return ()
     known = item.weights, variant, item.turned
     if known in weights:
-        return weights[known]
+        return (weights[known],)
     plain: list[torch.Tensor] = []
     try:
         for slot in item.weights:
@@ -263,7 +282,7 @@ def _packed(item: Computed, way: _Way, bound: BoundProgram, variant: int, librar
         # They take memory, Winograd's several times as much as what is packed otherwise.
         let_through(error)
         return f"its weights cannot be made ready: {first_line(error)}"
-    return weights[known]
+    return (weights[known],)
 
 
 def _tensors(item: Computed) -> tuple[int, ...]:
@@ -273,7 +292,8 @@ def _tensors(item: Computed) -> tuple[int, ...]:
 def _step(item: Computed, graph: OpGraph, kernel: RunKernel, call: Callable[..., None]) -> Kernel:
     made = graph.values[item.made].spec
     given = (item.source, *item.beside)
-    checks = [Expect(slot, graph.values[slot].spec.shape, graph.values[slot].spec.strides, made.dtype) for slot in given]
+    specs = {slot: graph.values[slot].spec for slot in given}
+    checks = [Expect(slot, spec.shape, spec.strides, spec.dtype) for slot, spec in specs.items()]
     items: list[Instruction] = [*checks, kernel]
     over = item.made in item.beside
     if not over:
@@ -292,7 +312,7 @@ def _step(item: Computed, graph: OpGraph, kernel: RunKernel, call: Callable[...,
 
 def _look(check: Expect, tensor: torch.Tensor) -> None:
     """As the instruction does."""
-    same = tuple(tensor.shape) == check.size and tensor.dtype == torch.float32
+    same = tuple(tensor.shape) == check.size and dtype_name(tensor.dtype) == check.dtype
     if not same or not same_strides(tensor, check.stride):
         found = f"{tensor.dtype}{tuple(tensor.shape)} with strides {tensor.stride()}"
         raise RuntimeError(f"value {check.slot} is {found}; expected {check.size} with {check.stride}")

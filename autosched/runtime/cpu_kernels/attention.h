@@ -1,0 +1,220 @@
+// Attention in float32 where the scores of a few queries fit into a cache: softmax(scale * Q K' + mask) V (Vaswani et al. 2017,
+// arXiv:1706.03762, equation 1).
+//
+// Keys and values of a head are copied once into blocks, as weights of products lie. Then a few queries at a time have their scores, what softmax
+// makes of them, and their results, one behind the other, all from the nearest caches. No result depends on the number of threads.
+#pragma once
+
+#include "parallel.h"
+#include "products.h"
+#include "scratch.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace {
+
+enum class Mask : int64_t { kNone, kAdded, kSeen };
+
+// Where the numbers of one tensor are, in elements: each head of each item of a batch has rows of numbers side by side.
+struct Heads {
+  int64_t offset, batch_stride, head_stride, row_stride;
+
+  int64_t at(int64_t item, int64_t head) const { return offset + item * batch_stride + head * head_stride; }
+};
+
+// As many numbers as ``attention.geometry`` writes, in its order.
+struct Attention {
+  int64_t threads;
+  int64_t batch, heads, sharing, queries, keys, width, features;  // ``sharing``: so many heads of queries have the same keys and values
+  Heads query, key, value, made, mask;
+  int64_t mask_step;  // from a key to the next: 0 or 1
+  int64_t masked, causal;  // a ``Mask``, and whether a query sees no key behind its own place
+  int64_t scale;  // the bits of a float
+};
+
+thread_local Scratch attention_scratch;
+
+class Attending {
+ public:
+  Attending(const Attention& geometry, const float* query, const float* key, const float* value, const void* mask, float* made)
+      : g(geometry), query(query), key(key), value(value), mask(mask), made(made) {
+    padded_keys = whole(g.keys), padded_features = whole(g.features);
+  }
+
+  void run() const {
+    const int64_t pairs = g.batch * g.heads, rounds = (g.queries + kQueries - 1) / kQueries;
+    const int64_t products = pairs * g.queries * g.keys * (g.width + g.features);
+    on_team(products < kLeastProducts ? 1 : g.threads, [&](int number, int count) {
+      const Share mine(pairs * rounds, number, count);
+      float* const keys = attention_scratch.of(padded_keys * g.width + g.keys * padded_features + kQueries * padded_keys);
+      float* const values = keys + padded_keys * g.width;
+      float* const scores = values + g.keys * padded_features;
+      int64_t there = -1;
+      for (int64_t unit = mine.first; unit < mine.last; ++unit) {
+        const int64_t item = unit / rounds / g.heads, head = unit / rounds % g.heads, shared = (unit / rounds - head % g.sharing);
+        if (shared != there) take_keys(item, head / g.sharing, keys), take_values(item, head / g.sharing, values);
+        there = shared;
+        const Share here(g.queries, static_cast<int>(unit % rounds), static_cast<int>(rounds));
+        some(item, head, here, keys, values, scores);
+      }
+    });
+  }
+
+ private:
+  // So many queries at a time, at most.
+  static constexpr int64_t kQueries = 2 * kRowsOfLongSums;
+
+  static constexpr int64_t kFour = 4;
+  using Four = float __attribute__((vector_size(kFour * sizeof(float))));
+
+  template <int First, int Second, int Third, int Fourth>
+  static Four shuffled(Four one, Four other) {
+    using Places = int32_t __attribute__((vector_size(sizeof(Four))));
+    return __builtin_shuffle(one, other, Places{First, Second, Third, Fourth});
+  }
+
+  static int64_t whole(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
+  // As columns of blocks, each key times the scale; zeros where there are none.
+  void take_keys(int64_t item, int64_t head, float* to) const {
+    const float* const from = key + g.key.at(item, head);
+    for (int64_t first = 0; first < padded_keys; first += kBlock) {
+      const int64_t wide = block_width(padded_keys, first);
+      for (int64_t place = 0; place < wide; place += kFour) take_four(from, first + place, to + place, wide);
+      to += wide * g.width;
+    }
+  }
+
+  // Four keys, from ``first`` on, to columns that are ``wide`` numbers long.
+  void take_four(const float* from, int64_t first, float* to, int64_t wide) const {
+    const float scale = number_of(g.scale);
+    const float* keys[kFour];
+    for (int64_t place = 0; place < kFour; ++place) keys[place] = from + std::min(first + place, g.keys - 1) * g.key.row_stride;
+    const float scales[kFour] = {
+        first < g.keys ? scale : 0.0f, first + 1 < g.keys ? scale : 0.0f, first + 2 < g.keys ? scale : 0.0f, first + 3 < g.keys ? scale : 0.0f};
+    const auto factors = load<Four>(scales);
+    int64_t channel = 0;
+    for (; channel + kFour <= g.width; channel += kFour) {
+      const auto one = load<Four>(keys[0] + channel), two = load<Four>(keys[1] + channel);
+      const auto three = load<Four>(keys[2] + channel), four = load<Four>(keys[3] + channel);
+      const Four low = shuffled<0, 4, 1, 5>(one, two), high = shuffled<2, 6, 3, 7>(one, two);
+      const Four other_low = shuffled<0, 4, 1, 5>(three, four), other_high = shuffled<2, 6, 3, 7>(three, four);
+      float* const here = to + channel * wide;
+      store(here, shuffled<0, 1, 4, 5>(low, other_low) * factors);
+      store(here + wide, shuffled<2, 3, 6, 7>(low, other_low) * factors);
+      store(here + 2 * wide, shuffled<0, 1, 4, 5>(high, other_high) * factors);
+      store(here + 3 * wide, shuffled<2, 3, 6, 7>(high, other_high) * factors);
+    }
+    for (; channel < g.width; ++channel) {
+      for (int64_t place = 0; place < kFour; ++place) to[channel * wide + place] = keys[place][channel] * scales[place];
+    }
+  }
+
+  // As rows of blocks.
+  void take_values(int64_t item, int64_t head, float* to) const {
+    const float* const from = value + g.value.at(item, head);
+    for (int64_t first = 0; first < padded_features; first += kBlock) {
+      const int64_t wide = block_width(padded_features, first);
+      for (int64_t place = 0; place < g.keys; ++place, to += wide) {
+        const float* const numbers = from + place * g.value.row_stride + first;
+        for (int64_t lane = 0; lane < wide; lane += kLanes) store(to + lane, load_at_most(numbers + lane, g.features - first - lane));
+      }
+    }
+  }
+
+  static Vector load_at_most(const float* from, int64_t count) { return count <= 0 ? Vector{} : load_some(from, count); }
+
+  // A vector of scores; behind the first ``count`` of them what has no power.
+  static Vector scores_of(const float* from, int64_t count) {
+    const Vector there = load<Vector>(from);
+    if (count >= kLanes) return there;
+    Bits place{};
+    for (int lane = 0; lane < kLanes; ++lane) place[lane] = lane;
+    return place < static_cast<int32_t>(count) ? there : spread(-INFINITY);
+  }
+
+  void some(int64_t item, int64_t head, const Share& here, const float* keys, const float* values, float* scores) const {
+    const int64_t count = here.last - here.first;
+    // Behind the place of the last of these queries none of them sees a key.
+    const int64_t seen = g.causal != 0 ? std::min(g.keys, here.last) : g.keys, padded = whole(seen);
+    const float* const asking = query + g.query.at(item, head) + here.first * g.query.row_stride;
+    for (int64_t first = 0; first < padded; first += kBlock) {
+      const int64_t wide = block_width(padded_keys, first);
+      product(count, {asking, g.query.row_stride, scores + first, padded_keys}, keys + first * g.width, g.width, wide, {.features = wide});
+    }
+    float shares[kQueries];
+    for (int64_t place = 0; place < count; ++place) {
+      const int64_t row = here.first + place, mine = g.causal != 0 ? std::min(seen, row + 1) : seen;
+      float* const line = scores + place * padded_keys;
+      hide(item, head, row, mine, line);
+      shares[place] = powers(line, mine, seen);
+    }
+    float* const to = made + g.made.at(item, head) + here.first * g.made.row_stride;
+    for (int64_t first = 0; first < padded_features; first += kBlock) {
+      const int64_t wide = block_width(padded_features, first);
+      product(count, {scores, padded_keys, to + first, g.made.row_stride}, values + first * g.keys, seen, wide,
+          {.features = std::min(wide, g.features - first)});
+    }
+    for (int64_t place = 0; place < count; ++place) multiply(to + place * g.made.row_stride, shares[place]);
+  }
+
+  // The mask's part in the scores of a query.
+  void hide(int64_t item, int64_t head, int64_t row, int64_t count, float* scores) const {
+    if (static_cast<Mask>(g.masked) == Mask::kNone) return;
+    const int64_t from = g.mask.at(item, head) + row * g.mask.row_stride;
+    if (static_cast<Mask>(g.masked) == Mask::kSeen) {
+      const bool* const seen = static_cast<const bool*>(mask) + from;
+      if (g.mask_step == 0) {
+        if (!*seen) std::fill_n(scores, count, -INFINITY);
+      } else {
+        for (int64_t place = 0; place < count; ++place) scores[place] = seen[place] ? scores[place] : -INFINITY;
+      }
+      return;
+    }
+    const float* const added = static_cast<const float*>(mask) + from;
+    if (g.mask_step == 0) {
+      for (int64_t place = 0; place < count; ++place) scores[place] += *added;
+    } else {
+      for (int64_t place = 0; place < count; ++place) scores[place] += added[place];
+    }
+  }
+
+  // Of ``count`` scores the powers of e, and what makes their sum one; zeros from there to ``all``. Where nothing is seen nothing is the result.
+  static float powers(float* scores, int64_t count, int64_t all) {
+    Vector most = spread(-INFINITY);
+    for (int64_t place = 0; place < count; place += kLanes) {
+      const Vector there = scores_of(scores + place, count - place);
+      most = there > most ? there : most;
+    }
+    float largest = most[0];
+    for (int lane = 1; lane < kLanes; ++lane) largest = std::max(largest, most[lane]);
+    const Vector less = spread(largest == -INFINITY ? 0.0f : largest);
+    Vector sums = {};
+    for (int64_t place = 0; place < count; place += kLanes) {
+      const Vector power = exponential_below_zero(scores_of(scores + place, count - place) - less);
+      sums += power;
+      store(scores + place, power);
+    }
+    std::fill(scores + std::min(whole(count), all), scores + all, 0.0f);
+    float sum = 0.0f;
+    for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
+    return sum == 0.0f ? 0.0f : 1.0f / sum;
+  }
+
+  void multiply(float* numbers, float factor) const {
+    int64_t place = 0;
+    for (; place + kLanes <= g.features; place += kLanes) store(numbers + place, load<Vector>(numbers + place) * spread(factor));
+    for (; place < g.features; ++place) numbers[place] *= factor;
+  }
+
+  const Attention& g;
+  const float* query;
+  const float* key;
+  const float* value;
+  const void* mask;
+  float* made;
+  int64_t padded_keys = 0, padded_features = 0;
+};
+
+}  // namespace
