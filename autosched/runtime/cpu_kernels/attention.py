@@ -75,7 +75,11 @@ class Attention:
 
 def may_be_attention(operator: Operator, graph: OpGraph) -> bool:
     """Whether ``operator`` has attention for the kernel; of a launch of Inductor's code as far as its tensors tell."""
-    return own_attention_wanted() and any(_LAUNCH in call.target or read_attention(call, graph, {}) is not None for call in operator.calls)
+    return own_attention_wanted() and any(_is_launch(call) or read_attention(call, graph, {}) is not None for call in operator.calls)
+
+
+def _is_launch(call: Call) -> bool:
+    return call.target.startswith("inductor::") and call.target.removeprefix("inductor::").split(".")[0] == _LAUNCH
 
 
 def read_attention(call: Call, graph: OpGraph, windows: Mapping[int, Window]) -> Attention | None:
