@@ -42,7 +42,7 @@ def measure(channels: int, features: int, size: int, taps: int, stride: int, gro
     x = torch.randn(1, channels, size, size)
     if channels > 3:
         x = x.contiguous(memory_format=torch.channels_last)
-    found = compared(model, x, (Variant.OWN_CONVOLUTION,), threads, rounds)
+    found = compared(model, (x,), (Variant.OWN_CONVOLUTION,), threads, rounds)
     return {"shape": [channels, features, size, taps, stride, groups], "threads": threads, **found}
 
 

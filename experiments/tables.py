@@ -20,6 +20,7 @@ PAGES = (HERE.parent / "README.md", HERE / "README.md", *sorted((HERE.parent / "
 sys.path.append(str(HERE.parent))
 
 from experiments import (  # noqa: E402
+    tables_attention,
     tables_claims,
     tables_convolutions,
     tables_coverage,
@@ -93,6 +94,7 @@ TABLES = {
     "lanes-cpu": lambda: of_cpus(tables_serve.lanes_table),
     "packing-cpu": lambda: of_cpus(tables_packing.packing_table),
     "narrow-cpu": lambda: of_cpus(tables_packing.narrow_table),
+    "attention-cpu": lambda: of_cpus(tables_attention.attention_table),
     "convolutions-cpu": lambda: of_cpus(tables_convolutions.convolutions_table),
     "winograd-cpu": lambda: of_cpus(tables_winograd.winograd_table),
     "products-cpu": lambda: of_cpus(tables_products.products_table),

@@ -33,7 +33,7 @@ def winograd_table(folder: Path) -> str:
     return "\n".join([*lines, "", f"{said} Medians of {recorded['rounds']} interleaved rounds. {apart(recorded)} {where(recorded)}"])
 
 
-def apart(recorded: dict[str, Any]) -> str:
-    """How far the second measurements of oneDNN are from the first."""
-    shares = [abs(row["us"][AGAIN] / row["us"][PLAIN] - 1) for row in recorded["rows"]]
+def apart(recorded: dict[str, Any], plain: str = PLAIN) -> str:
+    """How far the second measurements of the library, ``plain``, are from the first."""
+    shares = [abs(row["us"][AGAIN] / row["us"][plain] - 1) for row in recorded["rows"]]
     return f"A/A: {statistics.median(shares):.1%} apart in the median, {max(shares):.0%} at most."

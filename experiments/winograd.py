@@ -36,7 +36,7 @@ def measure(channels: int, features: int, size: int, threads: int, rounds: int) 
 
     model = torch.nn.Sequential(torch.nn.Conv2d(channels, features, 3, padding=1), torch.nn.ReLU()).eval()
     x = torch.randn(1, channels, size, size).contiguous(memory_format=torch.channels_last)
-    found = compared(model, x, (Variant.WINOGRAD_2, Variant.WINOGRAD_4), threads, rounds)
+    found = compared(model, (x,), (Variant.WINOGRAD_2, Variant.WINOGRAD_4), threads, rounds)
     return {"shape": [channels, features, size], "threads": threads, **found}
 
 

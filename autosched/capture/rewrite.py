@@ -21,6 +21,7 @@ from autosched.capture.passes.cpu_rows import spell_row_products
 from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.pointwise import fuse_pointwise
+from autosched.capture.passes.spelled_attention import join_attention
 from autosched.capture.passes.views import loosen_views, sink_views
 from autosched.capture.regions import fuse_regions
 from autosched.core.program import Ref
@@ -57,6 +58,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("drop_identities", drop_identities),
     Pass("eliminate_common_calls", eliminate_common_calls),
     Pass("fold_constants", fold_constants),
+    Pass("join_attention", join_attention, changes_values=True, only_on="cpu"),
     Pass("drop_idle_fills", drop_idle_fills),
     Pass("settle_masks", settle_masks, changes_values=True),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),

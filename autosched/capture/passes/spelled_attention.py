@@ -1,0 +1,278 @@
+"""On a CPU: attention that a model spells out, as products and a softmax, in one call."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch._ops import OpOverload
+
+from autosched.capture.draft import Draft, Node
+from autosched.core.program import Ref
+
+aten = torch.ops.aten
+_PRODUCTS = ("aten::matmul.default", "aten::bmm.default")
+_VIEWS = ("aten::view.default", "aten::_unsafe_view.default", "aten::reshape.default")
+
+
+def join_attention(draft: Draft) -> int:
+    """``softmax(query @ key.T * scale + masks) @ value`` in float32 becomes one ``scaled_dot_product_attention``, which keeps no scores.
+
+    Sums are taken in another order. A query from which everything is hidden by minus infinity gets zeros, where softmax makes NaN.
+    """
+    finder = _Finder(draft)
+    made: dict[Node, list[Node]] = {}
+    for node in draft.nodes:
+        found = finder.ending_at(node)
+        if found is not None:
+            made[node] = _calls(draft, node, found, finder)
+    if not made:
+        return 0
+    draft.nodes = [each for node in draft.nodes for each in made.get(node, [node])]
+    draft.remove_dead()
+    return len(made)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """What scores are made of.
+
+    Args:
+        query: ``[..., queries, width]``.
+        turned: the keys, ``[..., width, keys]``.
+        scale: of the products.
+        added: what is added to them, each as large as they are or smaller.
+        hidden: where this is true they become minus infinity, afterwards.
+    """
+
+    query: int
+    turned: int
+    scale: float = 1.0
+    added: tuple[int, ...] = ()
+    hidden: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    scores: _Scores
+    value: int
+
+
+@dataclass(slots=True)
+class _Finder:
+    draft: Draft
+    users: dict[int, list[Node]] = field(init=False)
+    producers: dict[int, Node] = field(init=False)
+    leaving: set[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.users, self.producers = self.draft.users(), self.draft.producers()
+        self.leaving = set(self.draft.output_values())
+
+    def ending_at(self, node: Node) -> _Attention | None:
+        """The attention whose last product ``node`` is."""
+        product = self._product(node)
+        if product is None:
+            return None
+        weights, value = product
+        softmax = self._only_used(weights)
+        given = None if softmax is None else _softmax_of(softmax, len(self.draft.specs[weights].shape))
+        scores = None if given is None else self._scores(given)
+        if scores is None:
+            return None
+        found = _Attention(self._with_scale(scores), value)
+        return found if self._fits(found, node) else None
+
+    def _product(self, node: Node) -> tuple[int, int] | None:
+        if node.target not in _PRODUCTS or node.outputs[0] < 0:
+            return None
+        one, other = node.tensor("self"), node.tensor("mat2" if node.kind == "aten::bmm" else "other")
+        if one is None or other is None or one == other:
+            return None
+        shapes = [self.draft.specs[value].shape for value in (one, other)]
+        return (one, other) if len(shapes[0]) in (3, 4) and shapes[0][:-2] == shapes[1][:-2] else None
+
+    def _only_used(self, value: int) -> Node | None:
+        """The call that makes ``value``, if one other call reads it and nobody else."""
+        return self.producers.get(value) if len(self.users.get(value, ())) == 1 and value not in self.leaving else None
+
+    def _scores(self, value: int) -> _Scores | None:
+        node = self._only_used(value)
+        if node is None or node.mutates() or len(node.outputs) != 1:
+            return None
+        product = self._product(node)
+        if product is not None:
+            return _Scores(*product)
+        if node.target == "aten::add.Tensor" and node.argument("alpha") == 1:
+            return self._sum(node, value)
+        if node.target == "aten::masked_fill.Scalar" and node.argument("value") == -math.inf:
+            below, mask = self._below(node, value), node.tensor("mask")
+            return None if below is None or mask is None or below.hidden is not None else replace(below, hidden=mask)
+        if (factor := _factor_of(node)) is not None:
+            below = self._below(node, value)
+            return None if below is None or below.added or below.hidden is not None else replace(below, scale=below.scale * factor)
+        if node.target in _VIEWS:
+            source = node.tensor("self")
+            alike = source is not None and _without_ones(self.draft.specs[source].shape) == _without_ones(self.draft.specs[value].shape)
+            return self._scores(source) if alike and source is not None else None
+        return None
+
+    def _sum(self, node: Node, value: int) -> _Scores | None:
+        one, other = node.tensor("self"), node.tensor("other")
+        if one is None or other is None or one == other:
+            return None
+        for scores, mask in ((one, other), (other, one)):
+            if self.draft.specs[scores].shape == self.draft.specs[value].shape and self.draft.specs[mask].dtype == "float32":
+                below = self._scores(scores)
+                if below is not None and below.hidden is None:
+                    return replace(below, added=(*below.added, mask))
+        return None
+
+    def _below(self, node: Node, value: int) -> _Scores | None:
+        source = node.tensor("self")
+        return None if source is None or self.draft.specs[source].shape != self.draft.specs[value].shape else self._scores(source)
+
+    def _with_scale(self, scores: _Scores) -> _Scores:
+        """Queries as they were before all were multiplied by a number, if they were."""
+        node = self._only_used(scores.query)
+        factor = None if node is None else _factor_of(node)
+        source = None if node is None or factor is None else node.tensor("self")
+        same = source is not None and self.draft.specs[source].shape == self.draft.specs[scores.query].shape
+        return replace(scores, query=source, scale=scores.scale * factor) if same and source is not None and factor is not None else scores
+
+    def _fits(self, found: _Attention, last: Node) -> bool:
+        specs, scores = self.draft.specs, found.scores
+        tensors = [specs[value] for value in (scores.query, scores.turned, found.value, last.outputs[0])]
+        query, turned, value, _ = tensors
+        lying = (query.strides[-1:], turned.strides[-2:-1], value.strides[-1:]) == ((1,), (1,), (1,))
+        if any(spec.dtype != "float32" or spec.elements < 1 for spec in tensors) or not lying:
+            return False
+        masks = [specs[mask] for mask in (*scores.added, *(() if scores.hidden is None else (scores.hidden,)))]
+        if any(len(_without_ones(mask.shape)) > len(query.shape) or len(mask.shape) < 2 for mask in masks):
+            return False
+        # What hides and what is added are two forms of a mask.
+        return math.isfinite(scores.scale) and not (scores.added and scores.hidden is not None)
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``shape`` without dimensions of one element at its beginning."""
+    begin = next((place for place, size in enumerate(shape) if size != 1), len(shape))
+    return shape[begin:]
+
+
+def _softmax_of(node: Node, dimensions: int) -> int | None:
+    """What ``node`` is the softmax of, over the last of so many dimensions."""
+    if node.target == "aten::softmax.int":
+        plain = node.argument("dtype") in (None, torch.float32)
+    elif node.target == "aten::_softmax.default":
+        plain = node.argument("half_to_float") is False
+    else:
+        return None
+    return node.tensor("self") if plain and node.argument("dim") in (-1, dimensions - 1) else None
+
+
+def _factor_of(node: Node) -> float | None:
+    """The number that ``node`` multiplies a tensor by."""
+    if (
+        len(node.args) != 2
+        or node.kwargs
+        or node.target not in ("aten::mul.Tensor", "aten::div.Tensor", "aten::mul.Scalar", "aten::div.Scalar")
+    ):
+        return None
+    number = node.args[1]
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return None
+    if node.kind == "aten::mul":
+        return float(number)
+    return 1.0 / number if number else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes calls that stand in the place of ``last``, with names of its own for what they make."""
+
+    draft: Draft
+    last: Node
+
+    def call(self, op: OpOverload[..., torch.Tensor], *args: object, **kwargs: object) -> Node:
+        return Node(op, args, kwargs, (self.draft.fresh(),), self.last.name, self.last.source)
+
+    def after(self, calls: list[Node], op: OpOverload[..., torch.Tensor], value: int, *args: object, **kwargs: object) -> int:
+        """What ``op`` makes of ``value``, by one more of ``calls``."""
+        calls.append(self.call(op, Ref(value), *args, **kwargs))
+        return calls[-1].outputs[0]
+
+
+def _calls(draft: Draft, last: Node, found: _Attention, finder: _Finder) -> list[Node]:
+    """What stands in the place of ``last``."""
+    make = _Maker(draft, last)
+    calls: list[Node] = []
+    flat = len(draft.specs[found.value].shape) == 3
+    key = _turned_back(finder, found.scores.turned)
+    operands = [found.scores.query, make.after(calls, aten.transpose.int, found.scores.turned, -2, -1) if key is None else key, found.value]
+    if flat:
+        operands = [make.after(calls, aten.unsqueeze.default, value, 0) for value in operands]
+    mask = _mask(make, calls, found.scores)
+    calls.append(
+        Node(
+            aten.scaled_dot_product_attention.default,
+            (*map(Ref, operands), *(() if mask is None else (Ref(mask),))),
+            {"scale": found.scores.scale},
+            (draft.fresh(),),
+            "scaled_dot_product_attention",
+            last.source,
+        )
+    )
+    if flat:
+        make.after(calls, aten.squeeze.dim, calls[-1].outputs[0], 0)
+    # The rows of all heads lie side by side, as most models go on; for one that goes on otherwise they are laid out head by head, as before.
+    users = finder.users.get(last.outputs[0], ())
+    if last.outputs[0] in finder.leaving or not all(_turns(user, *((0, 3) if flat else (1, 4))) for user in users):
+        make.after(calls, aten.clone.default, calls[-1].outputs[0], memory_format=torch.contiguous_format)
+    calls[-1].outputs = last.outputs
+    return calls
+
+
+def _turned_back(finder: _Finder, turned: int) -> int | None:
+    """The keys that ``turned`` is a view of, with its last two dimensions exchanged, if it is one."""
+    node = finder.producers.get(turned)
+    dimensions = len(finder.draft.specs[turned].shape)
+    return node.tensor("self") if node is not None and _turns(node, dimensions - 2, dimensions) else None
+
+
+def _turns(node: Node, place: int, dimensions: int) -> bool:
+    """Whether ``node`` exchanges the dimension at ``place`` and the one behind it, of so many, and no others."""
+    if node.target == "aten::transpose.int":
+        return {dim % dimensions for dim in (node.argument("dim0"), node.argument("dim1")) if isinstance(dim, int)} == {place, place + 1}
+    order = node.argument("dims") if node.target == "aten::permute.default" else None
+    wanted = [*range(place), place + 1, place, *range(place + 2, dimensions)]
+    return isinstance(order, list) and [dim % dimensions for dim in order] == wanted
+
+
+def _mask(make: _Maker, calls: list[Node], scores: _Scores) -> int | None:
+    """One mask of all there are, of two or four dimensions; what is the same in every run becomes part of the prologue."""
+    fixed = make.draft.fixed_values()
+
+    def made(op: OpOverload[..., torch.Tensor], value: int, *args: object) -> int:
+        node = make.call(op, Ref(value), *args)
+        if all(read in fixed for read in node.reads()):
+            make.draft.prologue.append(node)
+            fixed.add(node.outputs[0])
+        else:
+            calls.append(node)
+        return node.outputs[0]
+
+    def laid_out(value: int) -> int:
+        shape = make.draft.specs[value].shape
+        while len(shape) > 4:
+            value, shape = made(aten.squeeze.dim, value, 0), shape[1:]
+        return made(aten.unsqueeze.default, value, 0) if len(shape) == 3 else value
+
+    if scores.hidden is not None:
+        return made(aten.logical_not.default, laid_out(scores.hidden))
+    whole: int | None = None
+    for value in scores.added:
+        mask = laid_out(value)
+        whole = mask if whole is None else made(aten.add.Tensor, whole, Ref(mask))
+    return whole
