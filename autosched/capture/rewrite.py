@@ -59,6 +59,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("eliminate_common_calls", eliminate_common_calls),
     Pass("fold_constants", fold_constants),
     Pass("join_attention", join_attention, changes_values=True, only_on="cpu"),
+    # Results that come as the model goes on need no copy any more.
+    Pass("drop_identities", drop_identities, changes_values=True, only_on="cpu"),
     Pass("drop_idle_fills", drop_idle_fills),
     Pass("settle_masks", settle_masks, changes_values=True),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),

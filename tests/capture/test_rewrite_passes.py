@@ -91,6 +91,14 @@ def test_elements_repeated_once_go():
     assert kinds(draft) == ["relu"]
 
 
+def test_padding_by_nothing_goes():
+    def run(m, x):
+        return nn.functional.pad(nn.functional.pad(x, (0, 0, 0, 0)).relu(), (1, -1)).relu()
+
+    draft = check(Apply(run), (torch.randn(2, 4),), drop_identities, expected=1)
+    assert kinds(draft) == ["relu", "pad", "relu"]
+
+
 def test_look_alikes_of_identities_stay():
     def run(m, x):
         turned = x.permute(1, 0)  # square: same shape, other strides
@@ -138,6 +146,21 @@ def test_what_depends_on_parameters_alone_moves_to_the_prologue():
     draft = check(Apply(run, lin=nn.Linear(4, 4)), (torch.randn(2, 4),), fold_constants, expected=3)
     assert kinds(draft) == ["matmul", "add"]
     assert len(draft.prologue) == 3
+
+
+def test_what_asks_a_tensor_for_its_form_alone_moves_as_well():
+    def run(m, x):
+        dense = x.new_zeros(3), x.new_ones(2, 3), x.new_full((3,), 2), torch.zeros_like(x), torch.ones_like(x, dtype=torch.int64)
+        return sum(dense) + torch.full_like(x, 0.5), torch.full_like(x, 1.5, dtype=torch.float64) * 2, torch.zeros_like(x > 0) & (x > 1)
+
+    draft = check(Apply(run), (torch.randn(2, 3),), fold_constants, expected=13)
+    assert kinds(draft) == ["add", "mul", "gt", "bitwise_and"]
+    assert [node.kind for node in draft.prologue].count("aten::full") == 8
+
+
+def test_what_asks_for_another_form_than_dense_stays_and_so_does_what_leaves():
+    draft = check(Apply(lambda m, x: (torch.zeros_like(x.mT) + x.mT, x.new_zeros(3))), (torch.randn(2, 3),), fold_constants, expected=0)
+    assert {"zeros_like", "new_zeros"} <= set(kinds(draft))
 
 
 def test_an_output_is_computed_anew_each_time():

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from autosched.capture.draft import Draft, Node
+import torch
+
+from autosched.capture.draft import Draft, Node, contiguous_strides
+
+# Calls that ask a tensor for its form alone, and the number that they fill with.
+_FILLED: dict[str, float | None] = {
+    "aten::new_zeros": 0, "aten::new_ones": 1, "aten::new_full": None, "aten::zeros_like": 0, "aten::ones_like": 1, "aten::full_like": None,
+}  # fmt: skip
 
 
 def fold_constants(draft: Draft) -> int:
     """Calls that read only constants run once, when the program is bound, instead of at every inference.
 
     They stay calls on the parameters, so a bundle needs no weights. What leaves the model, whole or as a view, is computed anew each
-    time: its owner may write to it.
+    time: its owner may write to it. A call that fills a tensor as large as another, or of its type, reads none: all sizes are known.
     """
     fixed = draft.fixed_values()
     leaving = draft.leaving()
@@ -17,7 +24,11 @@ def fold_constants(draft: Draft) -> int:
     moved = 0
     for node in draft.nodes:
         leaves = any(draft.storage[value] in leaving for value in node.outputs if value >= 0)
-        if node.mutates() or leaves or "empty" in node.kind or not all(value in fixed for value in node.reads()):
+        if node.mutates() or leaves or "empty" in node.kind:
+            kept.append(node)
+            continue
+        _ask_for_no_form(draft, node)
+        if not all(value in fixed for value in node.reads()):
             kept.append(node)
             continue
         draft.prologue.append(node)
@@ -26,3 +37,17 @@ def fold_constants(draft: Draft) -> int:
     draft.nodes = kept
     draft.remove_dead()
     return moved
+
+
+def _ask_for_no_form(draft: Draft, node: Node) -> None:
+    """Have ``node`` name the size and the type that it takes from a tensor, if that is all it takes."""
+    if node.kind not in _FILLED or len(node.outputs) != 1 or node.outputs[0] < 0:
+        return
+    number = _FILLED[node.kind]
+    fill = node.argument("fill_value") if number is None else number
+    spec = draft.specs[node.outputs[0]]
+    dense = spec.strides == contiguous_strides(spec.shape) and spec.elements > 0
+    if dense and isinstance(fill, bool | int | float):
+        node.op = torch.ops.aten.full.default
+        node.args = (list(spec.shape), fill)
+        node.kwargs = {"dtype": getattr(torch, spec.dtype), "device": draft.device}

@@ -29,7 +29,8 @@ _NEUTRAL: dict[str, tuple[str, float]] = {
 
 
 def drop_identities(draft: Draft) -> int:
-    """Dropout switched off, views and copies that change neither shape nor layout, ``x - 0``, ``x * 1``, concatenations of one tensor.
+    """Dropout switched off, views and copies that change neither shape nor layout, padding by nothing, ``x - 0``, ``x * 1``,
+    concatenations of one tensor.
 
     A copy stays if it leaves the model, whole or as a view, or if the model changes the memory it was taken from.
     """
@@ -70,6 +71,9 @@ def _candidate(node: Node, draft: Draft) -> int | None:
         return None
     if node.kind in _DROPOUTS and (node.argument("train") is False or node.argument("p") == 0):
         return first.value
+    if node.kind in ("aten::pad", "aten::constant_pad_nd"):
+        pads = node.argument("pad")
+        return first.value if isinstance(pads, list) and not any(pads) else None
     if node.kind in _SAME_WHEN_SAME_SHAPE and node.target not in _OTHER_NUMBERS:
         return first.value
     if node.kind in _NEUTRAL:

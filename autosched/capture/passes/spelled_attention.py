@@ -226,7 +226,7 @@ def _calls(draft: Draft, last: Node, found: _Attention, finder: _Finder) -> list
     )
     if flat:
         make.after(calls, aten.squeeze.dim, calls[-1].outputs[0], 0)
-    # The rows of all heads lie side by side, as most models go on; for one that goes on otherwise they are laid out head by head, as before.
+    # Rows of all heads lie side by side, as most models go on; for one that goes on otherwise they are laid out head by head, as before.
     users = finder.users.get(last.outputs[0], ())
     if last.outputs[0] in finder.leaving or not all(_turns(user, *((0, 3) if flat else (1, 4))) for user in users):
         make.after(calls, aten.clone.default, calls[-1].outputs[0], memory_format=torch.contiguous_format)

@@ -1,0 +1,201 @@
+"""Attention that a model spells out becomes one call on a CPU: which is found, and what it computes then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autosched.capture.export import Captured, capture
+from autosched.core.program import Call, Ref
+from autosched.core.variants import Lowering
+from autosched.runtime.kernels import bind
+
+BATCH, HEADS, QUERIES, KEYS, WIDTH = 2, 4, 12, 20, 16
+
+
+class Net(nn.Module):
+    """``spelled`` of queries, keys, values ``[batch, heads, rows, width]`` and what ``spelled`` takes from the module."""
+
+    def __init__(self, spelled: Callable[..., Any]) -> None:
+        super().__init__()
+        self.spelled = spelled
+        self.bias = nn.Parameter(torch.randn(HEADS, QUERIES, KEYS))
+        self.register_buffer("seen", torch.ones(64, 64).tril()[None, None])
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
+        return self.spelled(self, query, key, value)
+
+
+def inputs_of(keys: int = KEYS) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    return tuple(torch.randn(BATCH, rows, HEADS, WIDTH).transpose(1, 2) for rows in (QUERIES, keys, keys))
+
+
+def attention_of(found: Captured) -> list[Call]:
+    calls = [call for operator in found.program.graph.operators for call in operator.calls]
+    return [call for call in calls if call.target == "aten::scaled_dot_product_attention.default"]
+
+
+def joined(x: torch.Tensor) -> torch.Tensor:
+    """The heads side by side, as models go on."""
+    return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)
+
+
+def _windows(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """As torchvision's Swin has it for shifted windows."""
+    scores = (q * 0.25).matmul(k.transpose(-2, -1)) + m.bias.unsqueeze(0)
+    shifted = q.new_zeros(QUERIES, KEYS)
+    shifted[:3, :4] = -100.0
+    scores = scores.view(1, BATCH, HEADS, QUERIES, KEYS) + torch.stack([shifted, -shifted]).unsqueeze(1).unsqueeze(0)
+    return joined(nn.functional.dropout(scores.view(-1, HEADS, QUERIES, KEYS).softmax(-1), 0.1, training=False).matmul(v))
+
+
+def _flat(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """All heads of a batch in one dimension, as fairseq has it."""
+    query, key, value = (x.reshape(BATCH * HEADS, -1, WIDTH) for x in (q, k, v))
+    made = torch.bmm(nn.functional.softmax(torch.bmm(query, key.transpose(1, 2)) / 4.0 + m.bias.repeat(BATCH, 1, 1), dim=-1), value)
+    return made.transpose(0, 1).contiguous().view(QUERIES, BATCH, -1)
+
+
+def _causal(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """As nanoGPT has it."""
+    scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+    scores = scores.masked_fill(m.seen[:, :, : q.size(2), : k.size(2)] == 0, float("-inf"))
+    return joined(nn.functional.softmax(scores, dim=-1) @ v)
+
+
+FOUND: dict[str, tuple[Callable[..., Any], float]] = {
+    "plain": (lambda m, q, k, v: joined((q @ k.transpose(-2, -1)).softmax(-1) @ v), 1.0),
+    "queries scaled": (lambda m, q, k, v: joined(((q * 0.5) @ k.transpose(-2, -1)).softmax(-1) @ v), 0.5),
+    "scores scaled": (lambda m, q, k, v: joined((q @ k.transpose(-2, -1) * 0.5 / 4).softmax(3) @ v), 0.125),
+    "both scaled": (lambda m, q, k, v: joined(((q / 2.0) @ k.mT / 2).softmax(-1) @ v), 0.25),
+    "a mask": (lambda m, q, k, v: joined((q @ k.transpose(2, 3) * 0.5 + m.bias).softmax(-1) @ v), 0.5),
+    "a mask before the scores": (lambda m, q, k, v: joined((m.bias[0] + q @ k.transpose(2, 3)).softmax(-1) @ v), 1.0),
+    "two masks": (lambda m, q, k, v: joined((q @ k.transpose(2, 3) + m.bias + m.bias[0, :1]).softmax(-1) @ v), 1.0),
+    "a mask made of the queries": (lambda m, q, k, v: joined((q @ k.mT + q.sum(-1, keepdim=True)).softmax(-1) @ v), 1.0),
+    "causal": (_causal, 0.25),
+    "hidden, four dimensions": (
+        lambda m, q, k, v: joined((q @ k.mT).masked_fill(m.bias[None] > 2.0, -math.inf).softmax(-1) @ v), 1.0),
+    "windows": (_windows, 0.25),
+    "flat": (_flat, 0.25),
+    "turned by permute": (lambda m, q, k, v: joined((q @ k.permute(0, 1, 3, 2)).softmax(-1) @ v), 1.0),
+    "turned otherwise": (lambda m, q, k, v: joined((q @ k.transpose(1, 2).permute(0, 2, 3, 1)).softmax(-1) @ v), 1.0),
+    "in float32": (lambda m, q, k, v: joined(torch.softmax(q @ k.mT, -1, dtype=torch.float32).to(q.dtype) @ v), 1.0),
+    "head by head": (lambda m, q, k, v: ((q @ k.mT).softmax(-1) @ v).view(BATCH * HEADS, -1), 1.0),
+    "as it is": (lambda m, q, k, v: (q @ k.mT).softmax(-1) @ v, 1.0),
+    "flat, and then a batch": (
+        lambda m, q, k, v: torch.bmm(
+            torch.bmm(q.reshape(-1, QUERIES, WIDTH), k.reshape(-1, KEYS, WIDTH).mT).softmax(2), v.reshape(-1, KEYS, WIDTH)
+        ).view(BATCH, HEADS, QUERIES, WIDTH).transpose(1, 2).reshape(BATCH, QUERIES, -1), 1.0),
+    "the same for keys and values": (lambda m, q, k, v: joined((q @ k.mT).softmax(-1) @ k), 1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lowering", [Lowering.REWRITTEN, Lowering.FUSED])
+@pytest.mark.parametrize("name", FOUND)
+def test_it_becomes_one_call(name: str, lowering: Lowering) -> None:
+    spelled, scale = FOUND[name]
+    model, inputs = Net(spelled).eval(), inputs_of()
+    found = capture(model, inputs, lowering=lowering)
+    [call] = attention_of(found)
+    assert dict(call.kwargs)["scale"] == pytest.approx(scale)
+    others = [call.target for operator in found.program.graph.operators for call in operator.calls]
+    assert not {"aten::softmax.int", "aten::matmul.default", "aten::bmm.default", "aten::masked_fill.Scalar"} & set(others)
+    [got] = bind(found.program, found.constants, "cpu").run(list(inputs))
+    with torch.no_grad():
+        wanted = model(*inputs)
+    assert torch.allclose(got, wanted, atol=2e-6)
+    assert (got.shape, got.stride()) == (wanted.shape, wanted.stride())
+
+
+def test_a_mask_of_parameters_alone_is_made_once_and_the_results_need_no_copy() -> None:
+    model = Net(lambda m, q, k, v: _windows(m, q, k, v).relu()).eval()
+    found = capture(model, inputs_of(), lowering=Lowering.REWRITTEN)
+    calls = [call for operator in found.program.graph.operators for call in operator.calls]
+    assert [call.target.removeprefix("aten::").split(".")[0] for call in calls] == [
+        "scaled_dot_product_attention", "transpose", "_unsafe_view", "relu",
+    ]  # fmt: skip
+    [call] = attention_of(found)
+    mask = call.args[3]
+    assert isinstance(mask, Ref)
+    assert mask.value in {output for call in found.program.prologue for output in call.outputs}
+
+
+def test_a_causal_mask_that_cannot_change_is_said_so() -> None:
+    def spelled(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return joined((q @ k.mT).masked_fill(q.new_ones(QUERIES, QUERIES).triu(1) > 0, -math.inf).softmax(-1) @ v)
+
+    [call] = attention_of(capture(Net(spelled).eval(), inputs_of(keys=QUERIES), lowering=Lowering.REWRITTEN))
+    assert call.args[3:] == (None,)
+    assert dict(call.kwargs) == {"scale": 1.0, "is_causal": True}
+
+
+def _returns_weights(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    weights = (q @ k.mT).softmax(-1)
+    return joined(weights @ v), weights
+
+
+def _uses_scores_twice(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    scores = q @ k.mT
+    return joined(scores.softmax(-1) @ v) * scores.mean()
+
+
+LEFT_ALONE: dict[str, Callable[..., Any]] = {
+    "weights that leave the model": _returns_weights,
+    "scores that are read again": _uses_scores_twice,
+    "hidden by a number": lambda m, q, k, v: joined((q @ k.mT).masked_fill(m.bias > 0, -1e9).softmax(-1) @ v),
+    "over the queries": lambda m, q, k, v: joined((q @ k.mT).softmax(-2) @ v),
+    "a mask that is scaled": lambda m, q, k, v: joined(((q @ k.mT + m.bias) * 0.5).softmax(-1) @ v),
+    "hidden, then scaled": lambda m, q, k, v: joined(((q @ k.mT).masked_fill(m.bias > 0, -math.inf) * 0.5).softmax(-1) @ v),
+    "hidden and added to": lambda m, q, k, v: joined(((q @ k.mT) + m.bias).masked_fill(m.bias > 2, -math.inf).softmax(-1) @ v),
+    "added with a factor": lambda m, q, k, v: joined(torch.add(q @ k.mT, m.bias, alpha=2).softmax(-1) @ v),
+    "a mask of one dimension": lambda m, q, k, v: joined((q @ k.mT + m.bias[0, 0]).softmax(-1) @ v),
+    "another power": lambda m, q, k, v: joined(torch.sigmoid(q @ k.mT) @ v),
+    "keys that lie turned": lambda m, q, k, v: joined((q @ k.mT.contiguous()).softmax(-1) @ v),
+    "values that lie turned": lambda m, q, k, v: joined((q @ k.mT).softmax(-1) @ v.mT.contiguous().mT),
+    "one item of keys for a batch": lambda m, q, k, v: joined((q @ k[:1].mT).softmax(-1) @ v),
+    "divided by nothing": lambda m, q, k, v: joined((q @ k.mT / 0.0).softmax(-1) @ v),
+    "another view between": lambda m, q, k, v: joined((q @ k.mT).flatten(0, 1).softmax(-1).unflatten(0, (BATCH, HEADS)) @ v),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_what_looks_alike_stays_as_it_is(name: str) -> None:
+    model, inputs = Net(LEFT_ALONE[name]).eval(), inputs_of()
+    found = capture(model, inputs, lowering=Lowering.REWRITTEN)
+    assert not attention_of(found)
+    with torch.no_grad():
+        wanted = model(*inputs)
+    got = bind(found.program, found.constants, "cpu").run(list(inputs))
+    assert all(
+        torch.allclose(mine, theirs, atol=2e-6, equal_nan=True)
+        for mine, theirs in zip(got, wanted if isinstance(wanted, tuple) else (wanted,), strict=True)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_stay_as_they_are(dtype: torch.dtype) -> None:
+    model = Net(FOUND["plain"][0]).eval().to(dtype)
+    assert not attention_of(capture(model, tuple(tensor.to(dtype) for tensor in inputs_of()), lowering=Lowering.REWRITTEN))
+
+
+def test_for_a_gpu_it_stays_as_it_is() -> None:
+    assert not attention_of(capture(Net(FOUND["plain"][0]).eval(), inputs_of(), lowering=Lowering.REWRITTEN, target="cuda"))
+
+
+def test_a_query_that_sees_nothing_gets_zeros() -> None:
+    """Where the model makes NaN."""
+
+    def spelled(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return joined((q @ k.mT).masked_fill(k.sum(-1).unsqueeze(-2) > -1e9, -math.inf).softmax(-1) @ v)
+
+    model, inputs = Net(spelled).eval(), inputs_of()
+    found = capture(model, inputs, lowering=Lowering.REWRITTEN)
+    assert len(attention_of(found)) == 1
+    assert model(*inputs).isnan().all()
+    assert not bind(found.program, found.constants, "cpu").run(list(inputs))[0].any()
