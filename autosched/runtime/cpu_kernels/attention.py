@@ -113,8 +113,9 @@ def read_attention(call: Call, graph: OpGraph, windows: Mapping[int, Window]) ->
 def _heads(argument: Argument, graph: OpGraph, windows: Mapping[int, Window]) -> Heads | None:
     """A tensor of float32 with four dimensions, whose numbers of a row are side by side."""
     found = _place(argument, graph, windows)
-    whole = found is not None and found.dtype == "float32" and len(found.shape) == 4 and min(found.shape) >= 1
-    return found if whole and (found.strides[3] == 1 or found.shape[3] == 1) and min(found.strides) >= 0 else None
+    if found is None or found.dtype != "float32" or len(found.shape) != 4 or min(found.shape) < 1 or min(found.strides) < 0:
+        return None
+    return found if found.strides[3] == 1 or found.shape[3] == 1 else None
 
 
 def _place(argument: Argument, graph: OpGraph, windows: Mapping[int, Window]) -> Heads | None:
