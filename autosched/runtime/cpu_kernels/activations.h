@@ -10,8 +10,6 @@
 
 namespace {
 
-using Bits = int32_t __attribute__((vector_size(sizeof(Vector))));
-
 // e to the power of a number: ``part``, between 0.7 and 1.5, times two to the power of ``power``.
 struct Exponential {
   Vector part;

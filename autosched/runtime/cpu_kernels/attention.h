@@ -153,8 +153,11 @@ class Attending {
     float* const to = made + g.made.at(item, head) + here.first * g.made.row_stride;
     for (int64_t first = 0; first < padded_features; first += kBlock) {
       const int64_t wide = block_width(padded_features, first);
-      product(count, {scores, padded_keys, to + first, g.made.row_stride}, values + first * g.keys, seen, wide,
-          {.features = std::min(wide, g.features - first)});
+      const End end{.features = std::min(wide, g.features - first)};
+      for (int64_t from = 0; from < seen; from += kSummed) {
+        const float* const factors = values + first * g.keys + from * wide;
+        product(count, {scores + from, padded_keys, to + first, g.made.row_stride, from > 0}, factors, std::min(kSummed, seen - from), wide, end);
+      }
     }
     for (int64_t place = 0; place < count; ++place) multiply(to + place * g.made.row_stride, shares[place]);
   }
@@ -168,7 +171,11 @@ class Attending {
       if (g.mask_step == 0) {
         if (!*seen) std::fill_n(scores, count, -INFINITY);
       } else {
-        for (int64_t place = 0; place < count; ++place) scores[place] = seen[place] ? scores[place] : -INFINITY;
+        int64_t place = 0;
+        for (; place + kLanes <= count; place += kLanes) {
+          store(scores + place, load_booleans(seen + place) != 0 ? load<Vector>(scores + place) : spread(-INFINITY));
+        }
+        for (; place < count; ++place) scores[place] = seen[place] ? scores[place] : -INFINITY;
       }
       return;
     }

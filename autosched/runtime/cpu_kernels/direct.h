@@ -26,8 +26,6 @@ struct Direct {
   Following following;
 };
 
-// So many products are added up before the sum is added to others: long sums lose less so, and the rows' part stays in the nearest cache.
-constexpr int64_t kSummed = 512;
 // So many results are worked on together: what they are made of stays in the nearest caches while all weights go by.
 constexpr int64_t kPixels = 4 * kRows;
 // So many where the weights take longer to come than they stay.

@@ -19,6 +19,9 @@ constexpr int kRows = 6, kRowsOfLongSums = 6;
 #endif
 constexpr int64_t kShortSum = 64;
 
+// So many products are added up before the sum is added to others: long sums lose less so, and the rows' part stays in the nearest cache.
+constexpr int64_t kSummed = 512;
+
 // Weights are laid out in blocks of so many features, one behind the other; what is left is a block of one vector.
 constexpr int64_t kBlock = 2 * kLanes;
 

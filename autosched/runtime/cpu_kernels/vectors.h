@@ -21,6 +21,7 @@ constexpr int kLanes = 4;
 #endif
 
 using Vector = float __attribute__((vector_size(kLanes * sizeof(float))));
+using Bits = int32_t __attribute__((vector_size(sizeof(Vector))));
 
 template <typename V>
 V load(const float* from) {
@@ -68,6 +69,19 @@ void store_some(float* to, Vector value, int64_t count) {
   _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), value);
 #else
   std::memcpy(to, &value, count * sizeof(float));
+#endif
+}
+
+// Of as many booleans as a vector has numbers: not zero where one is true.
+Bits load_booleans(const bool* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Bits>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Bits>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+  Bits made{};
+  for (int lane = 0; lane < kLanes; ++lane) made[lane] = from[lane];
+  return made;
 #endif
 }
 
