@@ -182,7 +182,7 @@ def winograd_wanted() -> bool:
 
 
 def own_products_wanted() -> bool:
-    """Whether products of a few rows on a CPU may be computed by a kernel of our own: not if ``AUTOSCHED_PRODUCTS`` is 0.
+    """Whether matrix products on a CPU may be computed by a kernel of our own: not if ``AUTOSCHED_PRODUCTS`` is 0.
 
     Raises:
         UsageError: if the variable is neither 0 nor 1.

@@ -30,6 +30,7 @@ SHAPES = (
     (32, 384, 384), (32, 384, 1536), (32, 1536, 384),  # MiniLM
     (32, 768, 768), (32, 768, 3072), (32, 3072, 768),  # BERT-base
     (128, 768, 768), (197, 384, 1152),  # longer texts; ViT-S
+    (784, 192, 768), (3136, 96, 384), (3136, 384, 96),  # ConvNeXt and Swin
 )  # fmt: skip
 ONEDNN, MKL, OWN, AGAIN = "oneDNN", "MKL", "own", "again"
 _ROUNDS = 15

@@ -382,6 +382,8 @@ def test_large_linears_are_packed(shape, relu):
         ((4, 256), (256, 512), 1),
         ((1, 4, 256), (256, 512), 1),
         ((16, 256), (256, 256), 0),
+        ((1023, 64), (64, 256), 0),
+        ((1024, 64), (64, 256), 1),  # few weights, but much to do with them
         ((512,), (512, 1024), 0),  # no rows at all: oneDNN has no such product
     ],
 )

@@ -18,6 +18,9 @@ from autosched.core.row_products import LINEAR, matrix_of
 # vector is not split among threads.
 _LEAST_WEIGHTS = 1 << 17
 _LEAST_PRODUCTS = 1 << 19  # multiplications, with more than one row
+# From so many multiplications on, the call's own time is nothing, however few weights there are: PyTorch's own product takes up to twice as
+# long on processors where MKL is slow, and as long on others.
+_MANY_PRODUCTS = 1 << 24
 # With one row, every weight is read for a single multiplication, so it counts where they come from: those of a small model, or of an
 # operator that runs again and again, from a cache.
 _LEAST_CACHED = 1 << 19
@@ -134,7 +137,7 @@ def large_enough(rows: int, weights: int, dtype: str, *, from_cache: bool) -> bo
     if dtype != "float32":
         return rows * weights > _MOST_BY_LOOPS
     if rows > 1:
-        return weights >= _LEAST_WEIGHTS and rows * weights >= _LEAST_PRODUCTS
+        return rows * weights >= (_LEAST_PRODUCTS if weights >= _LEAST_WEIGHTS else _MANY_PRODUCTS)
     return weights >= (_LEAST_CACHED if from_cache else _LEAST_WEIGHTS)
 
 

@@ -1,1 +1,1 @@
-"""Kernels of our own for CPUs, in float32: convolutions, products of a few rows, and recurrent layers."""
+"""Kernels of our own for CPUs, in float32: convolutions, matrix products, recurrent layers and attention."""

@@ -1,4 +1,4 @@
-"""Which linear layers the kernel of our own can compute: products of a few rows with constant weights, in float32.
+"""Which linear layers the kernel of our own can compute: products of two rows or more with constant weights, in float32.
 
 They are found where PyTorch, oneDNN or MKL is called, also by Inductor's own code.
 """
@@ -26,8 +26,8 @@ _ARGUMENTS = {
 }
 # What launches of Inductor's code that call one of these are named after.
 _LAUNCHES = ("mm", "addmm", "_mkl_linear", "_linear_pointwise")
-# A single row has loops of its own (``capture.passes.cpu_rows``). With many, libraries use the caches better.
-_LEAST_ROWS, _MOST_ROWS = 2, 512
+# A single row has loops of its own (``capture.passes.cpu_rows``). With very many, trying takes long and libraries are as fast.
+_LEAST_ROWS, _MOST_ROWS = 2, 8192
 _LEAST_CHANNELS = 16
 _VECTOR = 16  # the longest in use: features fill whole ones
 

@@ -110,7 +110,7 @@ WAYS: Mapping[int, _Way] = {
         _factors,
         lambda item, graph, width: direct.geometry_of_linear(item, width),
         lambda library, item: library.direct[_beside(item)],
-        "only products of a few rows with constant weights, in float32 and as wide as whole vectors, are computed so",
+        "only products of some rows with constant weights, in float32 and as wide as whole vectors, are computed so",
     ),
     Variant.OWN_RECURRENCE: _Way(
         own_recurrence_wanted,

@@ -153,7 +153,7 @@ def test_other_products_are_those_of_libraries(name: str, inductor: bool) -> Non
     assert not any(OWN in row for row in offered_variants(found.program, "cpu"))
 
 
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(2, 16, 16), (512, 16, 16), (2, 512, 16), (2, 513, 48)])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(2, 16, 16), (8192, 16, 16), (2, 512, 16), (2, 513, 48)])
 def test_the_smallest_and_the_longest_are_computed(rows: int, inputs: int, outputs: int) -> None:
     model, x = nn.Sequential(nn.Linear(inputs, outputs)).eval(), torch.randn(rows, inputs)
     bound, offered = bound_with(capture(model, (x,), lowering=Lowering.REWRITTEN), OWN, 2)
@@ -163,7 +163,7 @@ def test_the_smallest_and_the_longest_are_computed(rows: int, inputs: int, outpu
 
 def test_sixteen_bits_and_many_rows_stay_as_they_are() -> None:
     model = nn.Sequential(nn.Linear(48, 48)).eval()
-    for dtype, rows in ((torch.bfloat16, 8), (torch.float64, 8), (torch.float32, 513)):
+    for dtype, rows in ((torch.bfloat16, 8), (torch.float64, 8), (torch.float32, 8193)):
         found = capture(model.to(dtype), (torch.randn(rows, 48, dtype=dtype),))
         assert not any(OWN in row for row in offered_variants(found.program, "cpu"))
 
