@@ -21,6 +21,7 @@ from autosched.capture.passes.cpu_rows import spell_row_products
 from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.pointwise import fuse_pointwise
+from autosched.capture.passes.slow_activations import spell_slow_activations
 from autosched.capture.passes.spelled_attention import join_attention
 from autosched.capture.passes.views import loosen_views, sink_views
 from autosched.capture.regions import fuse_regions
@@ -70,6 +71,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
     Pass("cpu_linear", partial(pack_cpu_linears, rows=False), changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),
     Pass("cpu_linear", pack_cpu_linears, changes_values=True, only_on="cpu", lowerings=(Lowering.REWRITTEN,)),
+    Pass("slow_activations", spell_slow_activations, changes_values=True, only_on="cpu"),
     Pass("cpu_recurrent", part_cpu_recurrences, changes_values=True, only_on="cpu"),
 )
 GROUPING: dict[Lowering, tuple[Pass, ...]] = {

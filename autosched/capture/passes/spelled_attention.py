@@ -190,13 +190,13 @@ def _factor_of(node: Node) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Makes calls that stand in the place of ``last``, with names of its own for what they make."""
+    """Makes calls that stand in the place of ``last``."""
 
     draft: Draft
     last: Node
 
     def call(self, op: OpOverload[..., torch.Tensor], *args: object, **kwargs: object) -> Node:
-        return Node(op, args, kwargs, (self.draft.fresh(),), self.last.name, self.last.source)
+        return self.draft.named_after(self.last, op, *args, **kwargs)
 
     def after(self, calls: list[Node], op: OpOverload[..., torch.Tensor], value: int, *args: object, **kwargs: object) -> int:
         """What ``op`` makes of ``value``, by one more of ``calls``."""
