@@ -43,7 +43,7 @@ def test_it_is_computed_otherwise_and_as_exactly(name: str, lowering: Lowering) 
     exact, eager = function(x.double()), function(x)
     finite = slice(0, len(x) - len(SPECIAL))
     error, of_eager = (float((made[finite] - exact[finite]).abs().max()) for made in (got, eager))
-    assert error <= 1.5 * of_eager
+    assert error <= of_eager + 1e-7
     special, of_eager_there = got[finite.stop :], eager[finite.stop :]
     assert torch.allclose(special, of_eager_there, equal_nan=True)
     assert torch.equal(special.nan_to_num(1.0).signbit(), of_eager_there.nan_to_num(1.0).signbit())
@@ -76,4 +76,5 @@ def test_for_a_gpu_they_stay_as_they_are() -> None:
 def test_what_onednn_computes_with_a_convolution_stays_there() -> None:
     model = Apply(lambda m, x: gelu(m.layer(x), approximate="tanh"), layer=nn.Conv2d(16, 16, 3)).eval()
     found = capture(model, (torch.randn(1, 16, 32, 32),), lowering=Lowering.REWRITTEN)
-    assert kinds(found) == ["_convolution_pointwise"]
+    assert kinds(found)[0] == "mkldnn::_convolution_pointwise"
+    assert not {"gelu", "sigmoid"} & set(kinds(found))
