@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from autosched.core.graph import OpGraph
 from autosched.core.records import Failure, SoloRecord
 from autosched.costmodel.meeting import instances
-from autosched.datasets.choices import PairChoice, contending
+from autosched.datasets.choices import PairChoice, contending_masks
 
 __all__ = ["PairChoice", "select_pairs"]
 
@@ -46,14 +46,15 @@ def select_pairs(
     signatures = sorted({operator.signature for operator in graph.operators})
     row = {signature: index for index, signature in enumerate(signatures)}
     kernel = np.array([row[operator.signature] for operator in graph.operators], dtype=np.int32)
-    free = contending(graph)
+    free = contending_masks(graph)
+    operators_of = [int.from_bytes(np.packbits(kernel == place, bitorder="little").tobytes(), "little") for place in range(len(signatures))]
     times = _solo_by_signature(graph, solo, widths, row)
     chosen: list[PairChoice] = []
     # Each pair is one choice at least, unless it is known.
-    for a, width_a, b, width_b in _most_worth(instances(free, kernel), np.bincount(kernel), times, widths, max_pairs + len(known)):
+    for a, width_a, b, width_b in _most_worth(instances(free, kernel, kernel), np.bincount(kernel), times, widths, max_pairs + len(known)):
         if len(chosen) >= max_pairs:
             break
-        op_a, op_b = _representatives(free, kernel == a, kernel == b)
+        op_a, op_b = _representatives(free, np.flatnonzero(kernel == a).tolist(), operators_of[b])
         orders = [(op_a, op_b, a, width_a, b, width_b), (op_b, op_a, b, width_b, a, width_a)]
         if a == b and width_a == width_b:
             del orders[1]
@@ -142,7 +143,7 @@ def _solo_by_signature(
     return times
 
 
-def _representatives(free: NDArray[np.bool_], a: NDArray[np.bool_], b: NDArray[np.bool_]) -> tuple[int, int]:
-    of_a, of_b = np.flatnonzero(a), np.flatnonzero(b)
-    pairs = np.argwhere(free[np.ix_(of_a, of_b)])
-    return int(of_a[pairs[0][0]]), int(of_b[pairs[0][1]])
+def _representatives(free: Sequence[int], of_a: Sequence[int], of_b: int) -> tuple[int, int]:
+    """The first operator of one kernel, and beside it the first of another, a bit mask, that may run at the same time."""
+    op_a, beside = next((operator, free[operator] & of_b) for operator in of_a if free[operator] & of_b)
+    return op_a, (beside & -beside).bit_length() - 1

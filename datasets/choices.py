@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,16 +29,24 @@ class GroupChoice:
     widths: tuple[int, ...]
 
 
+def independent_masks(graph: OpGraph) -> list[int]:
+    """For each operator, a bit mask of those that may run at the same time."""
+    everything = (1 << len(graph)) - 1
+    ordered = zip(graph.reachable, graph.ancestors, strict=True)
+    return [everything & ~(after | before | 1 << index) for index, (after, before) in enumerate(ordered)]
+
+
+def as_table(masks: Sequence[int], count: int) -> NDArray[np.bool_]:
+    """Bit masks as rows: bool ``[n_masks, count]``."""
+    size = (count + 7) // 8
+    packed = np.frombuffer(b"".join(mask.to_bytes(size, "little") for mask in masks), dtype=np.uint8)
+    table: NDArray[np.bool_] = np.unpackbits(packed.reshape(len(masks), size), axis=1, count=count, bitorder="little").view(np.bool_)
+    return table
+
+
 def independence(graph: OpGraph) -> NDArray[np.bool_]:
     """Which operators may run at the same time: bool ``[n_operators, n_operators]``, symmetric, false on the diagonal."""
-    count = len(graph)
-    size = (count + 7) // 8
-    packed = np.frombuffer(b"".join(mask.to_bytes(size, "little") for mask in graph.reachable), dtype=np.uint8)
-    after = np.unpackbits(packed.reshape(count, size), axis=1, bitorder="little")[:, :count].astype(np.bool_)
-    ordered = after | after.T
-    np.fill_diagonal(ordered, True)
-    free: NDArray[np.bool_] = ~ordered
-    return free
+    return as_table(independent_masks(graph), len(graph))
 
 
 _ALLOCATES = frozenset({"inductor::allocate", "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"})
@@ -53,10 +62,13 @@ def launches_nothing(operator: Operator, graph: OpGraph) -> bool:
     )
 
 
+def contending_masks(graph: OpGraph) -> list[int]:
+    """As :func:`independent_masks`, of operators worth measuring beside each other: what launches nothing slows nobody, and nobody it."""
+    working = [not launches_nothing(operator, graph) for operator in graph.operators]
+    among = int.from_bytes(np.packbits(working, bitorder="little").tobytes(), "little")
+    return [mask & among if works else 0 for mask, works in zip(independent_masks(graph), working, strict=True)]
+
+
 def contending(graph: OpGraph) -> NDArray[np.bool_]:
-    """Which operators are worth measuring beside each other, as :func:`independence`: what launches nothing slows nobody, and nobody it."""
-    found = independence(graph)
-    idle = [operator.index for operator in graph.operators if launches_nothing(operator, graph)]
-    found[idle, :] = False
-    found[:, idle] = False
-    return found
+    """Which operators are worth measuring beside each other, as :func:`independence`."""
+    return as_table(contending_masks(graph), len(graph))

@@ -22,7 +22,8 @@ from autosched.search.problem import Floats, Ints, Problem
 from autosched.search.simulate import Evaluator
 from autosched.search.strategy import SearchContext
 
-_CHUNK = 2000  # schedules between two looks at the clock
+_CHUNK = 2000  # schedules between two that are kept
+_LOOK = 2_000_000  # operators simulated between two looks at the clock, at most
 _MARKS = 11  # states that an evaluation leaves for later ones to go on from
 _HOT, _COLD = 0.003, 0.00005  # first and last temperature, share of the makespan
 _FEW = 28  # operators; with fewer, annealing from a list policy begins hotter
@@ -106,8 +107,14 @@ class Annealer:
         known = np.zeros((3, self.problem.count + 1), dtype=np.uint32)
         random_state = context.rng.integers(0, 2**63, size=1, dtype=np.uint64)
         found, spent, step, begin_s = [start], 0, 0, time.monotonic()
+
+        def keep() -> None:
+            if values[1] < found[0].makespan_us:
+                found.insert(0, Candidate(float(values[1]), best[0].copy(), best[2].copy(), best[3].copy(), best[4].copy()))
+
+        look = max(1, _LOOK // max(1, self.problem.count))
         while step < total and not context.expired():
-            steps = min(_CHUNK, total - step)
+            steps = min(_CHUNK - step % _CHUNK, look, total - step)
             spent += self._compiled.anneal_steps(
                 *self.problem.arrays, self.lanes, current, best, values, self._bound, self.widths, self._choices, self._moves,
                 temperatures, step, steps, total, random_state, seen, known, *self._space,
@@ -117,9 +124,10 @@ class Annealer:
                 # It has to be cold when the time is up: while it is hot, it finds nothing better than it began with.
                 now_s = time.monotonic()
                 total = min(most, step + int(step * (context.deadline_s - now_s) / max(now_s - begin_s, 1e-9)))
-            if values[1] < found[0].makespan_us:
-                found.insert(0, Candidate(float(values[1]), best[0].copy(), best[2].copy(), best[3].copy(), best[4].copy()))
+            if step % _CHUNK == 0:
+                keep()
             context.progress(name, spent, float(values[1]))
+        keep()
         found[0] = self._without_needless_waits(found[0])
         return found, spent
 

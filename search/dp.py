@@ -68,11 +68,7 @@ class Ios:
 
 def blocks(problem: Problem) -> list[list[int]]:
     """The graph cut behind each operator that is before or after every other one; long blocks split in topological order."""
-    reachable = problem.graph.reachable
-    ancestors = [0] * problem.count
-    for index in range(problem.count):
-        for before in problem.predecessors(index):
-            ancestors[index] |= ancestors[before] | 1 << before
+    reachable, ancestors = problem.graph.reachable, problem.graph.ancestors
     found: list[list[int]] = []
     current: list[int] = []
     for index in range(problem.count):

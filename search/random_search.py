@@ -12,7 +12,7 @@ from autosched.search.compiled import layout
 from autosched.search.problem import Problem
 from autosched.search.strategy import Rule, SearchContext
 
-_CHUNK = 1000  # schedules between two looks at the clock
+_CHUNK = 1_000_000  # operators simulated between two looks at the clock
 
 
 def _random(problem: Problem, context: SearchContext) -> list[Schedule]:
@@ -24,8 +24,9 @@ def _random(problem: Problem, context: SearchContext) -> list[Schedule]:
     random_state = context.rng.integers(0, 2**63, size=1, dtype=np.uint64)
     space = layout.workspace(problem.count, lanes)
     spent, total = 0, max(1, context.max_evaluations)
+    chunk = max(1, _CHUNK // max(1, problem.count))
     while spent < total:
-        trials = 1 if spent == 0 else min(_CHUNK, total - spent)
+        trials = 1 if spent == 0 else min(chunk, total - spent)
         compiled.random_schedules(*problem.arrays, lanes, current, best, value, widths, trials, random_state, *space)
         spent += trials
         context.progress("random", spent, float(value[0]))

@@ -194,6 +194,15 @@ class OpGraph:
                 masks[index] |= masks[after] | (1 << after)
         return tuple(masks)
 
+    @computed_once
+    def ancestors(self) -> tuple[int, ...]:
+        """For each operator, a bit mask of all operators that come before it, directly or not."""
+        masks = [0] * len(self.operators)
+        for index in range(len(self.operators)):
+            for before in self.predecessors[index]:
+                masks[index] |= masks[before] | (1 << before)
+        return tuple(masks)
+
     def independent(self, a: int, b: int) -> bool:
         """Whether operators ``a`` and ``b`` may run at the same time."""
         return a != b and not (self.reachable[a] >> b & 1) and not (self.reachable[b] >> a & 1)

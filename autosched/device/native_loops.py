@@ -10,7 +10,7 @@ import torch
 from autosched.core.records import Engine
 from autosched.runtime.calls import Kernel, Slots
 from autosched.runtime.host_key import usable_cores
-from autosched.runtime.instructions import Instruction, instructions_of
+from autosched.runtime.instructions import Instruction, instructions_of, slots_of
 from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import SPIN_OWN_CORE_US
 from autosched.runtime.native.build import native_library
@@ -76,14 +76,16 @@ def native_loops(loops: Sequence[Repeated], lanes: Sequence[int], lane_count: in
     steps: list[tuple[NativeStep, ...]] = [()] * lane_count
     constants: list[torch.Tensor | None] = []
     for place, (loop, item, lane) in enumerate(zip(loops, todo, lanes, strict=True)):
-        # Values of its own: two lanes never write the same slot.
-        base = len(constants)
-        constants += loop.slots
+        # Values of its own: two lanes never write the same slot. And only those: a large program has tens of thousands, and to hand over
+        # all of them takes many times as long as a loop.
+        named = sorted({slot for instruction in item or () for slot in slots_of(instruction) if slot >= 0})
+        places = {slot: len(constants) + number for number, slot in enumerate(named)}
+        constants += [loop.slots[slot] for slot in named]
         before = tuple(_ready(other) for other in range(1, size)) if place == 0 else (_started(place - 1, size),)
         steps[lane] = (
             NativeStep(_ready(place), loop.width, _NOTHING, records=place > 0),
             NativeStep(_started(place, size), loop.width, _NOTHING, waits=before, records=True),
-            NativeStep(_loop(place, size), loop.width, item or _NOTHING, repeats=loop.repeats, base=base),
+            NativeStep(_loop(place, size), loop.width, item or _NOTHING, repeats=loop.repeats, places=places),
         )
     # As lanes of a plan are: operators of several threads have nobody beside them there, but may be asked for.
     narrow = all(loop.width == 1 for loop in loops)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import tracemalloc
 from collections import Counter
 from functools import partial
 
@@ -17,11 +18,11 @@ from autosched.core.program import Call, Ref
 from autosched.core.records import MAX_SLOWDOWN, Contamination, Failure, FailureKind, PairRecord, Samples, SoloRecord
 from autosched.costmodel import table
 from autosched.costmodel.analytic import AnalyticModel
-from autosched.costmodel.meeting import pairs_that_meet
+from autosched.costmodel.meeting import instances, pairs_that_meet
 from autosched.costmodel.model import PairQuery, Prediction
 from autosched.costmodel.select_pairs import NARROW_WIDE_WORTH, select_pairs
 from autosched.costmodel.table import make_cost_table as full_cost_table
-from autosched.datasets.choices import independence
+from autosched.datasets.choices import independence, independent_masks
 from autosched.datasets.facts import DeviceFacts
 from autosched.search import synthetic
 from autosched.search.problem import Problem
@@ -279,6 +280,38 @@ def test_which_kernels_meet_is_what_their_operators_say() -> None:
                 mine, its = ({*kernel[index, : 1 if one_team else 2].tolist(), int(other[index])} for index in (a, b))
                 expected[np.ix_(sorted(mine), sorted(its))] = True
             np.testing.assert_array_equal(pairs_that_meet(graph, kernel, 32, one_team=one_team, other=other), expected)
+
+
+def test_pairs_of_more_operators_than_are_unpacked_at_a_time_are_counted_as_one_by_one() -> None:
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        count = (1, 255, 256, 700)[seed]
+        graph = synthetic.random_problem(seed, count, shape=("layered", "wide")[seed % 2]).graph
+        firsts, lasts = (np.unique(rng.integers(0, kinds, size=count), return_inverse=True)[1].astype(np.int32) for kinds in (3, 400))
+        expected = np.zeros((firsts.max() + 1, lasts.max() + 1), dtype=np.int32)
+        pairs = [(a, b) for a in range(count) for b in range(count) if graph.independent(a, b)]
+        for a, b in pairs:
+            expected[firsts[a], lasts[b]] += 1
+        np.testing.assert_array_equal(instances(independent_masks(graph), firsts, lasts), expected)
+        assert [(a, b) for a, b in np.argwhere(independence(graph)).tolist()] == pairs
+
+
+def test_pairs_of_a_graph_of_thousands_of_operators_need_no_table_of_operators() -> None:
+    count = 4000
+    predecessors = [[index - 4] if index >= 4 else [] for index in range(count)]
+    graph = synthetic.make_graph(predecessors, [index % 4 for index in range(count)])
+    times = solos(graph)
+    kernel = (np.arange(count, dtype=np.int32) % 4)[:, None]
+    tracemalloc.start()
+    try:
+        chosen = select_pairs(graph, times, widths=(1,), max_pairs=100)
+        meet = pairs_that_meet(graph, kernel, 4, one_team=True)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert {(choice.first, choice.last) for choice in chosen} == set(itertools.permutations(range(4), 2))
+    assert meet.tolist() == (~np.eye(4, dtype=np.bool_)).tolist()
+    assert peak < count * count  # bytes; a table of truth values would be as large
 
 
 def test_pairs_are_ranked_by_the_time_that_could_be_spent_together() -> None:

@@ -25,6 +25,9 @@ from autosched.device.native_loops import native_loops
 from autosched.runtime.calls import compile_call
 from autosched.runtime.kernels import BoundProgram, random_inputs
 from autosched.runtime.lane_pool import LanePool, Signals
+from autosched.runtime.native.build import Library
+from autosched.runtime.native.code import NativeCode
+from autosched.runtime.native.lanes import NativeProgram
 from autosched.runtime.widths import WidePrograms
 from tests.conformance.programs import branches_program
 
@@ -51,6 +54,26 @@ def test_loops_begin_in_turn_and_run_all_their_repeats(measurer: CpuMeasurer, co
         assert loop.end_us > loop.start_us
         assert loop.slots[0][0] == 5.0 + place
     assert all(before.start_us <= after.start_us for before, after in itertools.pairwise(loops))
+
+
+def test_a_loop_hands_over_only_the_values_that_its_operator_names(measurer: CpuMeasurer, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A large program has tens of thousands, and a loop is made anew for each of its runs.
+    handed_over: list[int] = []
+
+    class Counted(NativeProgram):
+        def __init__(self, library: Library, native: NativeCode) -> None:
+            handed_over.append(len(native.constants))
+            super().__init__(library, native)
+
+    monkeypatch.setattr(loops_module, "NativeProgram", Counted)
+    kernel = compile_call(Call("aten::add_.Tensor", (Ref(700), Ref(3)), (), (800,)), torch.device("cpu"))
+    loops = [Loop(kernel, [torch.full((4,), float(slot)) for slot in range(1000)], 1) for _ in range(2)]
+    for place, loop in enumerate(loops):
+        loop.repeats = 5 + place
+    run_in_turn(measurer, loops)
+    assert handed_over == [6]
+    assert [loop.slots[700].tolist() for loop in loops] == [[715.0] * 4, [718.0] * 4]
+    assert loops[0].slots[800].tolist() == [800.0] * 4
 
 
 @pytest.mark.parametrize("lane", [0, 1])

@@ -331,6 +331,15 @@ def test_list_policies_of_a_graph_of_thousands_of_operators_need_no_table_of_ope
     assert peak < 4000 * 4000  # bytes; a table of numbers would be eight times that
 
 
+@pytest.mark.parametrize("name", ["random", "anneal"])
+def test_of_a_graph_of_thousands_of_operators_the_clock_is_looked_at_after_fewer_schedules(name: str) -> None:
+    problem = synthetic.random_problem(0, 4000, max_lanes=2)
+    looks = [0]
+    told = SearchContext(np.random.default_rng(0), max_evaluations=1200, progress=lambda _, spent, best_us: looks.append(spent))
+    STRATEGIES.get(name).propose(problem, told)
+    assert 0 < max(np.diff(looks)) * problem.count <= 2_000_000 + problem.count
+
+
 def test_naming_the_strategies_imports_neither_the_compiler_nor_optuna() -> None:
     code = (
         "import sys; from autosched.search.strategy import STRATEGIES, baselines; baselines(); "

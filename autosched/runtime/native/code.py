@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -40,7 +40,7 @@ class NativeStep:
     Args:
         index: of the flag that it raises if it ``records``, and of its times.
         instructions: done ``repeats`` times.
-        base: added to every slot that is not scratch, also to those in ``frees``.
+        places: where each slot lies that is not scratch, also those in ``frees``; ``None`` where it is.
         delay_us: how long it is held back: for tests that look for missing waits.
     """
 
@@ -51,7 +51,7 @@ class NativeStep:
     records: bool = False
     frees: tuple[int, ...] = ()
     repeats: int = 1
-    base: int = 0
+    places: Mapping[int, int] | None = None
     delay_us: float = 0.0
 
 
@@ -99,7 +99,7 @@ class Writer:
         self.kept: list[object] = []  # libraries of compiled kernels, and what their addresses are of
         self._text_places: dict[str, int] = {}
         self._dtype_places: dict[str, int] = {}
-        self._base = 0
+        self._places: Mapping[int, int] | None = None
         values = len(native.constants)
         each = max((_scratch_slots(step.instructions) for phase in native.phases for lane in phase for step in lane), default=0)
         filled = [place for place, tensor in enumerate(native.constants) if tensor is not None]
@@ -123,7 +123,7 @@ class Writer:
                     self._step(step)
 
     def _step(self, step: NativeStep) -> None:
-        self._base = step.base
+        self._places = step.places
         self.code += [step.index, step.width, int(step.records), round(step.delay_us * 1000.0), step.repeats]
         self._many(step.waits)
         self._slots(step.frees)
@@ -223,7 +223,7 @@ class Writer:
     def _place(self, slot: int) -> int:
         if slot <= FIRST_SCRATCH:
             return self._scratch_base + FIRST_SCRATCH - slot
-        return slot if slot < 0 else self._base + slot
+        return slot if slot < 0 or self._places is None else self._places[slot]
 
     def _text(self, text: str) -> int:
         if text not in self._text_places:
