@@ -251,28 +251,22 @@ def _turns(node: Node, place: int, dimensions: int) -> bool:
 
 
 def _mask(make: _Maker, calls: list[Node], scores: _Scores) -> int | None:
-    """One mask of all there are, of two or four dimensions; what is the same in every run becomes part of the prologue."""
-    fixed = make.draft.fixed_values()
-
-    def made(op: OpOverload[..., torch.Tensor], value: int, *args: object) -> int:
-        node = make.call(op, Ref(value), *args)
-        if all(read in fixed for read in node.reads()):
-            make.draft.prologue.append(node)
-            fixed.add(node.outputs[0])
-        else:
-            calls.append(node)
-        return node.outputs[0]
+    """One mask of all there are, of two or four dimensions."""
 
     def laid_out(value: int) -> int:
-        shape = make.draft.specs[value].shape
-        while len(shape) > 4:
-            value, shape = made(aten.squeeze.dim, value, 0), shape[1:]
-        return made(aten.unsqueeze.default, value, 0) if len(shape) == 3 else value
+        spec = make.draft.specs[value]
+        for _ in spec.shape[4:]:
+            value = make.after(calls, aten.squeeze.dim, value, 0)
+        if len(spec.shape) == 3:
+            value = make.after(calls, aten.unsqueeze.default, value, 0)
+        # Kernels go along keys: numbers that lie apart, as of tables of places and heads, would take them longer at every query.
+        apart = spec.shape[-1] > 1 and spec.strides[-1] > 1
+        return make.after(calls, aten.clone.default, value, memory_format=torch.contiguous_format) if apart else value
 
     if scores.hidden is not None:
-        return made(aten.logical_not.default, laid_out(scores.hidden))
+        return make.after(calls, aten.logical_not.default, laid_out(scores.hidden))
     whole: int | None = None
     for value in scores.added:
         mask = laid_out(value)
-        whole = mask if whole is None else made(aten.add.Tensor, whole, Ref(mask))
+        whole = mask if whole is None else make.after(calls, aten.add.Tensor, whole, Ref(mask))
     return whole
