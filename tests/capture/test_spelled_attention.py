@@ -200,6 +200,19 @@ def test_narrow_values_are_for_the_kernel_of_our_own_alone(queries: int) -> None
     assert having(found, Variant.OWN_ATTENTION) or queries == 7
 
 
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_a_causal_mask_stays_one_where_the_scale_is_not_above_zero(scale: float) -> None:
+    """PyTorch's own kernel makes NaN of these if it is said that they are causal."""
+
+    def spelled(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return joined((q @ k.mT * scale).masked_fill(q.new_ones(QUERIES, QUERIES).triu(1) > 0, -math.inf).softmax(-1) @ v)
+
+    model, inputs = Net(spelled).eval(), inputs_of(keys=QUERIES)
+    found = capture(model, inputs, lowering=Lowering.REWRITTEN)
+    assert len(attention_of(found)) == 1
+    assert torch.allclose(bind(found.program, found.constants, "cpu").run(list(inputs))[0], model(*inputs), atol=2e-6)
+
+
 def _returns_weights(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     weights = (q @ k.mT).softmax(-1)
     return joined(weights @ v), weights
