@@ -60,8 +60,10 @@ PASSES: tuple[Pass, ...] = (
     Pass("eliminate_common_calls", eliminate_common_calls),
     Pass("fold_constants", fold_constants),
     Pass("join_attention", join_attention, changes_values=True, only_on="cpu"),
-    # Results that come as the model goes on need no copy any more.
+    # Results that come as the model goes on need no copy any more, and all layers may have the same mask.
     Pass("drop_identities", drop_identities, changes_values=True, only_on="cpu"),
+    Pass("eliminate_common_calls", eliminate_common_calls, only_on="cpu"),
+    Pass("fold_constants", fold_constants, only_on="cpu"),
     Pass("drop_idle_fills", drop_idle_fills),
     Pass("settle_masks", settle_masks, changes_values=True),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),

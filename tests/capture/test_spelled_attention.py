@@ -12,8 +12,9 @@ from torch import nn
 
 from autosched.capture.export import Captured, capture
 from autosched.core.program import Call, Ref
-from autosched.core.variants import Lowering
+from autosched.core.variants import Lowering, Variant
 from autosched.runtime.kernels import bind
+from tests.conformance.own_kernels import bound_with, having
 
 BATCH, HEADS, QUERIES, KEYS, WIDTH = 2, 4, 12, 20, 16
 
@@ -55,6 +56,23 @@ def _windows(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch
     return joined(nn.functional.dropout(scores.view(-1, HEADS, QUERIES, KEYS).softmax(-1), 0.1, training=False).matmul(v))
 
 
+def _windows_of_a_batch(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The same of more than one picture: four parts, two of each."""
+    q, k, v = (torch.cat([x, -x]) for x in (q, k, v))
+    shifted = torch.stack([m.bias[0], -m.bias[1]])
+    scores = (q @ k.mT).view(2, 2, HEADS, QUERIES, KEYS) + shifted.unsqueeze(1).unsqueeze(0)
+    return joined(scores.view(-1, HEADS, QUERIES, KEYS).softmax(-1) @ v)
+
+
+def _heads_parted_for_a_mask(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """As fairseq hides what is no word, with all heads in one dimension."""
+    query, key, value = (x.reshape(BATCH * HEADS, -1, WIDTH) for x in (q, k, v))
+    hidden = torch.stack([m.bias[0, 0], -m.bias[0, 0]]) > 1.0
+    scores = torch.bmm(query, key.mT).view(BATCH, HEADS, QUERIES, KEYS).masked_fill(hidden[:, None, None], -math.inf)
+    made = torch.bmm(scores.view(BATCH * HEADS, QUERIES, KEYS).softmax(-1), value)
+    return made.transpose(0, 1).contiguous().view(QUERIES, BATCH, -1)
+
+
 def _flat(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """All heads of a batch in one dimension, as fairseq has it."""
     query, key, value = (x.reshape(BATCH * HEADS, -1, WIDTH) for x in (q, k, v))
@@ -82,6 +100,10 @@ FOUND: dict[str, tuple[Callable[..., Any], float]] = {
     "hidden, four dimensions": (
         lambda m, q, k, v: joined((q @ k.mT).masked_fill(m.bias[None] > 2.0, -math.inf).softmax(-1) @ v), 1.0),
     "windows": (_windows, 0.25),
+    "windows of a batch": (_windows_of_a_batch, 1.0),
+    "heads parted for a mask": (_heads_parted_for_a_mask, 1.0),
+    "heads parted otherwise for a mask": (
+        lambda m, q, k, v: joined(((q @ k.mT).view(1, 8, QUERIES, KEYS) + m.bias.repeat(2, 1, 1)).view_as(q @ k.mT).softmax(-1) @ v), 1.0),
     "flat": (_flat, 0.25),
     "turned by permute": (lambda m, q, k, v: joined((q @ k.permute(0, 1, 3, 2)).softmax(-1) @ v), 1.0),
     "turned otherwise": (lambda m, q, k, v: joined((q @ k.transpose(1, 2).permute(0, 2, 3, 1)).softmax(-1) @ v), 1.0),
@@ -133,6 +155,62 @@ def test_a_causal_mask_that_cannot_change_is_said_so() -> None:
     [call] = attention_of(capture(Net(spelled).eval(), inputs_of(keys=QUERIES), lowering=Lowering.REWRITTEN))
     assert call.args[3:] == (None,)
     assert dict(call.kwargs) == {"scale": 1.0, "is_causal": True}
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_layers_share_a_mask(fixed: bool) -> None:
+    """It is made once for all of them, in the prologue if it is the same in every run."""
+
+    def spelled(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        hidden = m.bias > 1.0 if fixed else (q[:, :, :, :1] > 1.0)
+        return joined(
+            ((q @ k.mT).masked_fill(hidden, -math.inf).softmax(-1) @ v)
+            + ((k[:, :, :QUERIES] @ k.mT).masked_fill(hidden, -math.inf).softmax(-1) @ v)
+        )
+
+    found = capture(Net(spelled).eval(), inputs_of(), lowering=Lowering.REWRITTEN)
+    assert len({str(call.args[3]) for call in attention_of(found)}) == 1
+    calls = [call for operator in found.program.graph.operators for call in operator.calls]
+    made = [call.target for call in (found.program.prologue if fixed else calls)]
+    assert made.count("aten::logical_not.default") == 1
+
+
+def test_a_mask_is_laid_out_as_kernels_read_it() -> None:
+    """A table of places and heads, as T5 has it, has numbers of one head apart."""
+
+    def spelled(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return joined((q @ k.mT + m.bias.view(QUERIES, KEYS, HEADS).permute(2, 0, 1)).softmax(-1) @ v)
+
+    model, inputs = Net(spelled).eval(), inputs_of()
+    found = capture(model, inputs, lowering=Lowering.REWRITTEN)
+    bound, offered = bound_with(found, Variant.OWN_ATTENTION)
+    assert len(offered) == 1
+    assert torch.allclose(bound.run(list(inputs))[0], model(*inputs), atol=2e-6)
+
+
+@pytest.mark.parametrize("queries", [7, 8])
+def test_narrow_values_are_for_the_kernel_of_our_own_alone(queries: int) -> None:
+    """PyTorch has no fused kernel for them."""
+
+    def spelled(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return joined((q[:, :, :queries] @ k.mT).softmax(-1) @ v[..., :8])
+
+    found = capture(Net(spelled).eval(), inputs_of(), lowering=Lowering.REWRITTEN)
+    assert len(attention_of(found)) == (queries == 8)
+    assert having(found, Variant.OWN_ATTENTION) or queries == 7
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_a_causal_mask_stays_one_where_the_scale_is_not_above_zero(scale: float) -> None:
+    """PyTorch's own kernel makes NaN of these if it is said that they are causal."""
+
+    def spelled(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return joined((q @ k.mT * scale).masked_fill(q.new_ones(QUERIES, QUERIES).triu(1) > 0, -math.inf).softmax(-1) @ v)
+
+    model, inputs = Net(spelled).eval(), inputs_of(keys=QUERIES)
+    found = capture(model, inputs, lowering=Lowering.REWRITTEN)
+    assert len(attention_of(found)) == 1
+    assert torch.allclose(bind(found.program, found.constants, "cpu").run(list(inputs))[0], model(*inputs), atol=2e-6)
 
 
 def _returns_weights(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from autosched.capture.draft import Draft, Node
+from autosched.core.own_attention import fit_own_kernel
 from autosched.core.program import Ref
 
 aten = torch.ops.aten
@@ -35,6 +36,14 @@ def join_attention(draft: Draft) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class _Mask:
+    """A value, and the shape of the scores that it changes: theirs, or a view's of them."""
+
+    value: int
+    among: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Scores:
     """What scores are made of.
 
@@ -42,15 +51,15 @@ class _Scores:
         query: ``[..., queries, width]``.
         turned: the keys, ``[..., width, keys]``.
         scale: of the products.
-        added: what is added to them, each as large as they are or smaller.
+        added: what is added to them.
         hidden: where this is true they become minus infinity, afterwards.
     """
 
     query: int
     turned: int
     scale: float = 1.0
-    added: tuple[int, ...] = ()
-    hidden: int | None = None
+    added: tuple[_Mask, ...] = ()
+    hidden: _Mask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +117,16 @@ class _Finder:
             return self._sum(node, value)
         if node.target == "aten::masked_fill.Scalar" and node.argument("value") == -math.inf:
             below, mask = self._below(node, value), node.tensor("mask")
-            return None if below is None or mask is None or below.hidden is not None else replace(below, hidden=mask)
+            if below is None or mask is None or below.hidden is not None:
+                return None
+            return replace(below, hidden=_Mask(mask, self.draft.specs[value].shape))
         if (factor := _factor_of(node)) is not None:
             below = self._below(node, value)
             return None if below is None or below.added or below.hidden is not None else replace(below, scale=below.scale * factor)
         if node.target in _VIEWS:
             source = node.tensor("self")
-            alike = source is not None and _without_ones(self.draft.specs[source].shape) == _without_ones(self.draft.specs[value].shape)
+            # Batches may be parted, as for windows of pictures, and heads joined with them.
+            alike = source is not None and self.draft.specs[source].shape[-2:] == self.draft.specs[value].shape[-2:]
             return self._scores(source) if alike and source is not None else None
         return None
 
@@ -126,7 +138,7 @@ class _Finder:
             if self.draft.specs[scores].shape == self.draft.specs[value].shape and self.draft.specs[mask].dtype == "float32":
                 below = self._scores(scores)
                 if below is not None and below.hidden is None:
-                    return replace(below, added=(*below.added, mask))
+                    return replace(below, added=(*below.added, _Mask(mask, self.draft.specs[value].shape)))
         return None
 
     def _below(self, node: Node, value: int) -> _Scores | None:
@@ -148,17 +160,13 @@ class _Finder:
         lying = (query.strides[-1:], turned.strides[-2:-1], value.strides[-1:]) == ((1,), (1,), (1,))
         if any(spec.dtype != "float32" or spec.elements < 1 for spec in tensors) or not lying:
             return False
-        masks = [specs[mask] for mask in (*scores.added, *(() if scores.hidden is None else (scores.hidden,)))]
-        if any(len(_without_ones(mask.shape)) > len(query.shape) or len(mask.shape) < 2 for mask in masks):
+        if any(len(specs[mask.value].shape) < 2 for mask in (*scores.added, *(() if scores.hidden is None else (scores.hidden,)))):
+            return False
+        # Where values are not as wide as keys PyTorch has no fused kernel, and what it does then takes longer than what the model does.
+        if query.shape[-1] != value.shape[-1] and not fit_own_kernel(query.shape[-2], turned.shape[-1]):
             return False
         # What hides and what is added are two forms of a mask.
         return math.isfinite(scores.scale) and not (scores.added and scores.hidden is not None)
-
-
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """``shape`` without dimensions of one element at its beginning."""
-    begin = next((place for place, size in enumerate(shape) if size != 1), len(shape))
-    return shape[begin:]
 
 
 def _softmax_of(node: Node, dimensions: int) -> int | None:
@@ -251,28 +259,34 @@ def _turns(node: Node, place: int, dimensions: int) -> bool:
 
 
 def _mask(make: _Maker, calls: list[Node], scores: _Scores) -> int | None:
-    """One mask of all there are, of two or four dimensions; what is the same in every run becomes part of the prologue."""
-    fixed = make.draft.fixed_values()
+    """One mask of all there are, of two or four dimensions."""
+    specs = make.draft.specs
+    whole = (*specs[scores.query].shape[:-1], specs[scores.turned].shape[-1])
 
-    def made(op: OpOverload[..., torch.Tensor], value: int, *args: object) -> int:
-        node = make.call(op, Ref(value), *args)
-        if all(read in fixed for read in node.reads()):
-            make.draft.prologue.append(node)
-            fixed.add(node.outputs[0])
-        else:
-            calls.append(node)
-        return node.outputs[0]
-
-    def laid_out(value: int) -> int:
-        shape = make.draft.specs[value].shape
-        while len(shape) > 4:
-            value, shape = made(aten.squeeze.dim, value, 0), shape[1:]
-        return made(aten.unsqueeze.default, value, 0) if len(shape) == 3 else value
+    def laid_out(mask: _Mask) -> int:
+        value, spec = mask.value, specs[mask.value]
+        same = _same_at_end(mask.among, whole)
+        shape = spec.shape
+        if len(shape) > same:
+            value = make.after(calls, aten.expand.default, value, [*mask.among[:-same], *shape[-same:]])
+            shape = (*whole[:-same], *shape[-same:])
+            value = make.after(calls, aten.clone.default, value, memory_format=torch.contiguous_format)
+            value = make.after(calls, aten.view.default, value, list(shape))
+        elif spec.shape[-1] > 1 and spec.strides[-1] > 1:
+            # Kernels go along keys: numbers that lie apart, as of tables of places and heads, would take them longer at every query.
+            value = make.after(calls, aten.clone.default, value, memory_format=torch.contiguous_format)
+        return make.after(calls, aten.unsqueeze.default, value, 0) if len(shape) == 3 else value
 
     if scores.hidden is not None:
-        return made(aten.logical_not.default, laid_out(scores.hidden))
-    whole: int | None = None
-    for value in scores.added:
-        mask = laid_out(value)
-        whole = mask if whole is None else made(aten.add.Tensor, whole, Ref(mask))
-    return whole
+        return make.after(calls, aten.logical_not.default, laid_out(scores.hidden))
+    made: int | None = None
+    for each in scores.added:
+        mask = laid_out(each)
+        made = mask if made is None else make.after(calls, aten.add.Tensor, made, Ref(mask))
+    return made
+
+
+def _same_at_end(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many dimensions, counted from the last, are the same in both; as many as there are, if all are."""
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    return next((place for place, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(one), len(other)))

@@ -70,8 +70,12 @@ class Attending {
 
   template <int First, int Second, int Third, int Fourth>
   static Four shuffled(Four one, Four other) {
+#if defined(__clang__)
+    return __builtin_shufflevector(one, other, First, Second, Third, Fourth);
+#else
     using Places = int32_t __attribute__((vector_size(sizeof(Four))));
     return __builtin_shuffle(one, other, Places{First, Second, Third, Fourth});
+#endif
   }
 
   static int64_t whole(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }

@@ -11,6 +11,7 @@ import torch
 
 from autosched.config import own_attention_wanted
 from autosched.core.graph import Operator, OpGraph, TensorSpec
+from autosched.core.own_attention import fit_own_kernel
 from autosched.core.program import Argument, Call, Ref
 from autosched.runtime.instructions import Window
 
@@ -20,8 +21,6 @@ _ARGUMENTS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu.default": ("query", "key", "value", "dropout_p", "is_causal"),
 }
 _LAUNCH = "_scaled_dot_product_flash_attention_for_cpu"  # of Inductor's code
-# With fewer queries copying keys takes longer than it saves; more keys would have their copies leave the caches.
-_LEAST_QUERIES, _MOST_KEYS = 8, 4096
 _NONE, _ADDED, _SEEN = range(3)  # as ``Mask`` in ``attention.h``
 
 
@@ -106,8 +105,10 @@ def read_attention(call: Call, graph: OpGraph, windows: Mapping[int, Window]) ->
     made = graph.values[call.outputs[0]].spec
     if made.shape != (*query.shape[:3], value.shape[3]) or made.dtype != "float32" or not _rows_apart(made.shape, made.strides):
         return None
-    factor = 1.0 / math.sqrt(query.shape[3]) if scale is None else float(scale)
-    return Attention(query, key, value, seen, call.outputs[0], causal, factor)
+    factor = 1.0 / math.sqrt(query.shape[3]) if scale is None else scale
+    if not abs(factor) <= torch.finfo(torch.float32).max:
+        return None
+    return Attention(query, key, value, seen, call.outputs[0], causal, float(factor))
 
 
 def _heads(argument: Argument, graph: OpGraph, windows: Mapping[int, Window]) -> Heads | None:
@@ -146,7 +147,7 @@ def _fit(query: Heads, key: Heads, value: Heads) -> bool:
     batch, heads, queries, width = query.shape
     _, shared, keys, _ = key.shape
     same = key.shape == (batch, shared, keys, width) and value.shape[:3] == (batch, shared, keys)
-    return same and heads % shared == 0 and queries >= _LEAST_QUERIES and keys <= _MOST_KEYS
+    return same and heads % shared == 0 and fit_own_kernel(queries, keys)
 
 
 def _mask(argument: Argument, scores: tuple[int, ...], graph: OpGraph, windows: Mapping[int, Window]) -> Heads | None:

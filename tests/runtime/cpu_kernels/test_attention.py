@@ -271,6 +271,8 @@ def test_calls_with_other_arguments_are_not_read() -> None:
         {"args": (query, key, value, mask, 0.0, True)},
         {"args": (query, key, value, None), "kwargs": (("dropout_p", 0.1),)},
         {"kwargs": (("scale", "large"),)},
+        {"kwargs": (("scale", 1e39),)},
+        {"kwargs": (("scale", 10**400),)},
         {"args": (query, None, value)},
         {"args": (query, key, value, 3)},
         {"outputs": (-1,)},
