@@ -219,6 +219,18 @@ def of_the_type_it_had(model: Of, x: torch.Tensor) -> torch.Tensor:
     return same * 2
 
 
+def through_what_drops_nothing(model: Of, x: torch.Tensor) -> torch.Tensor:
+    y = x @ model.weight
+    same = functional.alpha_dropout(y, 0.5, False)
+    y += 1
+    return same * 2
+
+
+def unmarked_changes(model: Of, x: torch.Tensor) -> torch.Tensor:
+    normed: torch.Tensor = torch.native_batch_norm(x, None, None, model.seen, model.seen, True, 0.1, 1e-5)[0]
+    return normed
+
+
 def a_copy(model: Of, x: torch.Tensor) -> torch.Tensor:
     return x.to(x.dtype, copy=True)
 
@@ -242,7 +254,7 @@ def sparse(model: Of, x: torch.Tensor) -> torch.Tensor:
 NOT_PLAIN = [
     read_later, a_part, the_input, the_buffer, through_what_may_copy, part_of_a_list, wider, with_gaps, laid_out_otherwise, copied_into,
     real_part, without_gradients, as_many_as_there_are, hidden_view, part_of_a_hidden_view, one_of_two, of_the_type_it_had,
-    a_copy, dropped_at_random, turned, turned_by_a_sum, sparse,
+    through_what_drops_nothing, unmarked_changes, a_copy, dropped_at_random, turned, turned_by_a_sum, sparse,
 ]  # fmt: skip
 
 
