@@ -2,8 +2,8 @@
 
 A bundle is a zip of ``manifest.json`` (format, schema number, keys, sha256 of every other file), ``literals.safetensors`` (tensors
 written in the model's code; never its weights), and, for each shape of inputs it was tuned for, a folder ``shapes/N`` with
-``program.json``, ``schedule.json`` and ``evidence.json``. Schema 1 had one shape and no folders; it is migrated on reading. Schemas 3 to 8
-are written only where there is a variant, a mode of Inductor, or a model that changes memory or decides by its own tensors, which earlier
+``program.json``, ``schedule.json`` and ``evidence.json``. Schema 1 had one shape and no folders; it is migrated on reading. Schemas after
+2 are written only where there is a variant, a mode of Inductor, or a model that changes memory or decides by its own tensors, which earlier
 readers do not know, so that they refuse it by its number.
 Reading goes from the cheapest distrust to the dearest: sizes from the zip directory, manifest, hash of every file before any
 parser sees it, strict decoding, checks of the programs, and last the legality oracle.
