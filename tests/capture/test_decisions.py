@@ -337,6 +337,27 @@ def test_a_model_that_calls_itself_is_not_asked_what_it_has_changed_by_then() ->
         capture(Again(bool).eval(), (X,))
 
 
+def test_a_model_that_calls_itself_is_not_asked_what_it_has_put_in_the_place_of_its_own_by_then() -> None:
+    class Again(Asking):
+        def forward(self, x: torch.Tensor, again: bool = True) -> torch.Tensor:
+            if again:
+                own, self.yes = self.yes, self.yes & (x.sum() > 0)
+                answer: torch.Tensor = self(x, False)
+                self.yes = own
+                return answer
+            return torch.relu(x) if self.yes else torch.sigmoid(x)
+
+    with pytest.raises(UnsupportedGraph, match="a value decides what runs next"):
+        capture(Again(bool).eval(), (X,))
+
+
+def test_what_is_too_large_to_be_compared_at_load_decides_nothing() -> None:
+    model = Asking(lambda model, x: model.many.any()).eval()
+    model.register_buffer("many", torch.ones(2**16 + 1))
+    with pytest.raises(UnsupportedGraph, match="a value decides what runs next"):
+        capture(model, (X,))
+
+
 def test_it_is_asked_in_inference_mode_as_well() -> None:
     with torch.inference_mode():
         program = capture(Asking(lambda model, x: model.steps > 2).eval(), (X,)).program
