@@ -114,7 +114,7 @@ def read_bundles(source: str | os.PathLike[str] | bytes) -> tuple[Bundle, ...]:
     files = unzip(data, _LIMITS, label)
     manifest, files = _read_manifest(files.pop(MANIFEST), files, label)
     programs = [_read_program(files[shape_file(shape, PROGRAM)], manifest, shape, label) for shape in range(len(manifest.shapes))]
-    if len(programs) > 1 and len({call_key(program) for program in programs}) < len(programs):
+    if len({call_key(program) for program in programs}) < len(programs):
         raise corrupt(label, "two of its shapes answer the same call")
     literals = _read_literals(files[LITERALS], programs, label)
     bundles: list[Bundle] = []
