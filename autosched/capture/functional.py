@@ -44,9 +44,11 @@ def make_functional(graph: Graph) -> bool:
     """
     replacements: list[tuple[Node, Replacement]] = []
     for node in graph.nodes:
-        if node.op == "get_attr" or (node.op == "call_function" and not _is_operator_on_tensors(node)):
+        if node.op != "call_function" or node.target is operator.getitem:
+            continue
+        if not _is_operator_on_tensors(node):
             return False
-        if node.op != "call_function" or node.target is operator.getitem or (_stays(node.target) and not hides_a_view(node)):
+        if _stays(node.target) and not hides_a_view(node):
             continue
         replacement = _replacement(node)
         if replacement is None:
@@ -105,8 +107,6 @@ def _like(graph: Graph, node: Node, source: Node, target: torch.Tensor) -> Node:
 
 def _is_operator_on_tensors(node: Node) -> bool:
     """Of PyTorch's own, with dense tensors of fixed shapes."""
-    if node.target is operator.getitem:
-        return isinstance(node.args[0], Node) and node.args[0].op == "call_function"
     if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return False
     made = node.meta.get("val")
@@ -138,8 +138,6 @@ def _writes_go_unseen(graph: Graph) -> bool:
     memory: dict[Node, set[Node]] = {}
     sharing: dict[Node, list[Node]] = {}
     for node in graph.nodes:
-        if node.op == "output":
-            continue
         if _is_written(node):
             target = node.args[0]
             owners = memory[target]
@@ -194,12 +192,12 @@ def _out_of_place(node: Node) -> Replacement | None:
 
 
 def _decides_the_result(target: object, node: Node) -> bool:
-    """Whether dtype, shape and strides of a pointwise operator's result are those of its argument ``target``."""
+    """Whether dtype, shape and strides of a pointwise operator's result are those of its argument ``target``.
+
+    Numbers never decide: what is changed in place takes none that would make another dtype of it.
+    """
     ours = tensor_of(target)
     if ours is None or not _is_dense(ours):
-        return False
-    scalars = [item for item in (*node.args, *node.kwargs.values()) if not isinstance(item, Node)]
-    if not all(item is None or isinstance(item, int | str) or (ours.is_floating_point() and isinstance(item, float)) for item in scalars):
         return False
     for given in node.all_input_nodes[1:]:
         theirs = tensor_of(given)
@@ -223,7 +221,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def _batch_norm(node: Node) -> Replacement | None:
     """``batch_norm(input, weight, bias, mean, var, training, momentum, eps, cudnn_enabled)`` with the statistics it was trained with."""
     made = tensor_of(node)
-    if len(node.args) < 8 or node.args[5] or None in node.args[3:5] or made is None or made.numel() == 0:
+    if node.args[5] or made is None or made.numel() == 0:
         return None
     nothing = made.new_empty(0)
 

@@ -142,6 +142,14 @@ def test_whole_numbers_of_its_own_say_how_many_there_are(pick: Callable[[torch.T
     assert torch.equal(made, model(X))
 
 
+@pytest.mark.parametrize(
+    "pick", [lambda scale: scale.unique(), lambda scale: (scale * torch.arange(2.0)).unique(), lambda scale: (scale * 1j).nonzero()]
+)
+def test_numbers_that_training_changes_do_not_say_how_many_there_are(pick: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with pytest.raises(UnsupportedGraph):
+        capture(Asking(lambda model, x: pick(model.scale).shape[0] == 2).eval(), (X,))
+
+
 def _filled_one_by_one(model: Any, x: torch.Tensor) -> object:
     sizes = torch.empty((2, 2), dtype=torch.long)
     for place, size in enumerate(x.shape):
@@ -164,6 +172,7 @@ def _list_that_grows(model: Any, x: torch.Tensor) -> object:
         lambda model, x: torch.arange(1, x.dim() + 1).tolist() == [1, 2],
         lambda model, x: torch.tensor([x.shape[0], torch.tensor(2)]).prod() == 6,
         lambda model, x: torch.ones(3, dtype=torch.bool).all(),
+        lambda model, x: torch.tensor([0.5, 0.5, x.shape[0]]).unique().shape[0] == 2,
         _filled_one_by_one,
         _list_that_grows,
     ],
@@ -274,6 +283,12 @@ def _view_of_what_is_filled(model: Any, x: torch.Tensor) -> object:
     return view.any()
 
 
+def _own_numbers_replaced_in_part(model: Any, x: torch.Tensor) -> object:
+    steps = model.steps + torch.arange(2)
+    steps[0] = 0
+    return steps.sum() > 3
+
+
 def _made_of_an_input(model: Any, x: torch.Tensor) -> object:
     return torch.full((2,), x.sum().item()).any()
 
@@ -298,6 +313,7 @@ def _by_chance(model: Any, x: torch.Tensor) -> object:
         _made_and_changed,
         _view_of_what_is_made_changed,
         _view_of_what_is_filled,
+        _own_numbers_replaced_in_part,
         _made_of_an_input,
         _with_an_input,
         _by_chance,
@@ -319,6 +335,27 @@ def test_a_model_that_calls_itself_is_not_asked_what_it_has_changed_by_then() ->
 
     with pytest.raises(UnsupportedGraph, match="changes it in the same call"):
         capture(Again(bool).eval(), (X,))
+
+
+def test_a_model_that_calls_itself_is_not_asked_what_it_has_put_in_the_place_of_its_own_by_then() -> None:
+    class Again(Asking):
+        def forward(self, x: torch.Tensor, again: bool = True) -> torch.Tensor:
+            if again:
+                own, self.yes = self.yes, self.yes & (x.sum() > 0)
+                answer: torch.Tensor = self(x, False)
+                self.yes = own
+                return answer
+            return torch.relu(x) if self.yes else torch.sigmoid(x)
+
+    with pytest.raises(UnsupportedGraph, match="a value decides what runs next"):
+        capture(Again(bool).eval(), (X,))
+
+
+def test_what_is_too_large_to_be_compared_at_load_decides_nothing() -> None:
+    model = Asking(lambda model, x: model.many.any()).eval()
+    model.register_buffer("many", torch.ones(2**16 + 1))
+    with pytest.raises(UnsupportedGraph, match="a value decides what runs next"):
+        capture(model, (X,))
 
 
 def test_it_is_asked_in_inference_mode_as_well() -> None:

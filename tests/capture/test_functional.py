@@ -59,10 +59,17 @@ def residual(model: Of, x: torch.Tensor) -> torch.Tensor:
     return functional.hardtanh(y, 0.0, 6.0, inplace=True)
 
 
+def rows_added(model: Of, x: torch.Tensor) -> torch.Tensor:
+    y = x @ model.weight
+    y += model.bias
+    best, _ = y.max(1)
+    return best.div_(3, rounding_mode="floor")
+
+
 def views_between(model: Of, x: torch.Tensor) -> torch.Tensor:
     y = x @ model.weight
     z = y.view(2, 2, 4).transpose(0, 1).reshape(4, 4) + y.unflatten(1, (2, 2)).flatten(1)
-    return z.relu_().t().contiguous().t().contiguous().reshape(-1, 2)
+    return z.relu_().t().contiguous().t().contiguous().reshape(-1, 2).t().reshape(-1, 4)
 
 
 def whole_numbers(model: Of, x: torch.Tensor) -> torch.Tensor:
@@ -100,7 +107,7 @@ def in_half(model: Of, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "function",
-    [residual, views_between, whole_numbers, other_dtypes, sizes_of_others, returned, dropped, in_half],
+    [residual, rows_added, views_between, whole_numbers, other_dtypes, sizes_of_others, returned, dropped, in_half],
     ids=lambda item: item.__name__,
 )
 def test_what_is_made_is_what_pytorch_makes(function: Callable[..., object]) -> None:
@@ -158,7 +165,7 @@ def part_of_a_list(model: Of, x: torch.Tensor) -> torch.Tensor:
 
 
 def wider(model: Of, x: torch.Tensor) -> torch.Tensor:
-    return x.half().add_(x)
+    return (x + 1).half().add_(x)
 
 
 def with_gaps(model: Of, x: torch.Tensor) -> torch.Tensor:
@@ -201,9 +208,53 @@ def part_of_a_hidden_view(model: Of, x: torch.Tensor) -> torch.Tensor:
     return torch.einsum("ij->i", y)
 
 
+def one_of_two(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return x.reshape_as(x @ model.weight).add_(1)
+
+
+def of_the_type_it_had(model: Of, x: torch.Tensor) -> torch.Tensor:
+    y = x @ model.weight
+    same = y.type_as(x)
+    y += 1
+    return same * 2
+
+
+def through_what_drops_nothing(model: Of, x: torch.Tensor) -> torch.Tensor:
+    y = x @ model.weight
+    same = functional.alpha_dropout(y, 0.5, False)
+    y += 1
+    return same * 2
+
+
+def unmarked_changes(model: Of, x: torch.Tensor) -> torch.Tensor:
+    normed: torch.Tensor = torch.native_batch_norm(x, None, None, model.seen, model.seen, True, 0.1, 1e-5)[0]
+    return normed
+
+
+def a_copy(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return x.to(x.dtype, copy=True)
+
+
+def dropped_at_random(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return functional.dropout(x, 0.5, True)
+
+
+def turned(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return x.movedim(0, 1) * 2
+
+
+def turned_by_a_sum(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("ij->ji", x) * 2
+
+
+def sparse(model: Of, x: torch.Tensor) -> torch.Tensor:
+    return x.to_sparse() @ x
+
+
 NOT_PLAIN = [
     read_later, a_part, the_input, the_buffer, through_what_may_copy, part_of_a_list, wider, with_gaps, laid_out_otherwise, copied_into,
-    real_part, without_gradients, as_many_as_there_are, hidden_view, part_of_a_hidden_view,
+    real_part, without_gradients, as_many_as_there_are, hidden_view, part_of_a_hidden_view, one_of_two, of_the_type_it_had,
+    through_what_drops_nothing, unmarked_changes, a_copy, dropped_at_random, turned, turned_by_a_sum, sparse,
 ]  # fmt: skip
 
 
@@ -317,6 +368,6 @@ def test_the_type_that_it_had_is_no_operator() -> None:
     assert [node.target for node in graph.nodes if node.op == "call_function"] == [aten.matmul.default, aten.add.Tensor]
 
 
-def test_nothing_of_an_empty_batch_is_guessed() -> None:
-    graph = exported(nn.Sequential(nn.BatchNorm1d(4), nn.Flatten()), torch.randn(0, 4)).graph
-    assert not make_functional(graph)
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.Flatten()])
+def test_nothing_of_an_empty_batch_is_guessed(layer: nn.Module) -> None:
+    assert not make_functional(exported(layer, torch.randn(0, 4)).graph)

@@ -238,6 +238,22 @@ LEFT_ALONE: dict[str, Callable[..., Any]] = {
     "values that lie turned": lambda m, q, k, v: joined((q @ k.mT).softmax(-1) @ v.mT.contiguous().mT),
     "one item of keys for a batch": lambda m, q, k, v: joined((q @ k[:1].mT).softmax(-1) @ v),
     "divided by nothing": lambda m, q, k, v: joined((q @ k.mT / 0.0).softmax(-1) @ v),
+    "weights multiplied by themselves": lambda m, q, k, v: torch.matmul(*[(q @ q.mT).softmax(-1)] * 2),
+    "two dimensions": lambda m, q, k, v: (q[0, 0] @ k[0, 0].mT).softmax(-1) @ v[0, 0],
+    "five dimensions": lambda m, q, k, v: (q[None] @ k[None].mT).softmax(-1) @ v[None],
+    "one item of values for a batch": lambda m, q, k, v: joined((q @ k.mT).softmax(-1) @ v[:1]),
+    "no keys": lambda m, q, k, v: joined((q @ k[:, :, :0].mT).softmax(-1) @ v[:, :, :0]),
+    "a mask of another type": lambda m, q, k, v: joined((q @ k.mT + m.bias.half()).softmax(-1) @ v),
+    "a mask for more heads than there are": lambda m, q, k, v: joined((q[:, :1] @ k[:, :1].mT + m.bias).softmax(-1) @ v),
+    "hidden in more heads than there are": lambda m, q, k, v: joined(
+        (q[:, :1] @ k[:, :1].mT).masked_fill(m.bias > 2, -math.inf).softmax(-1) @ v),
+    "hidden twice": lambda m, q, k, v: joined(
+        (q @ k.mT).masked_fill(m.bias > 2, -math.inf).masked_fill(m.bias < -2, -math.inf).softmax(-1) @ v),
+    "hidden, then added to": lambda m, q, k, v: joined(((q @ k.mT).masked_fill(m.bias > 2, -math.inf) + m.bias).softmax(-1) @ v),
+    "added to themselves": lambda m, q, k, v: joined((lambda scores: scores + scores)(q @ k.mT).softmax(-1) @ v),
+    "rounded": lambda m, q, k, v: joined((q @ k.mT).div(2.0, rounding_mode="floor").softmax(-1) @ v),
+    "scaled by a tensor": lambda m, q, k, v: joined((q @ k.mT * m.bias[0, 0, 0]).softmax(-1) @ v),
+    "divided by a number": lambda m, q, k, v: joined((2.0 / (q @ k.mT)).softmax(-1) @ v),
     "another view between": lambda m, q, k, v: joined((q @ k.mT).flatten(0, 1).softmax(-1).unflatten(0, (BATCH, HEADS)) @ v),
 }  # fmt: skip
 

@@ -358,3 +358,11 @@ def test_a_bundle_larger_than_may_be_read_is_not_written(bundle: Bundle, monkeyp
     monkeypatch.setattr(writer, "_ZIP_BYTES", 2**30)
     with pytest.raises(UsageError, match=r"the schedule file has \d+ bytes; expected at most 1073741824"):
         encode_bundle(bundle)
+
+
+def test_a_message_names_no_bytes_and_refuses_what_holds_no_schedule() -> None:
+    with pytest.raises(ArtifactCorrupt, match="cannot read the schedule file: the file is empty"):
+        read_bundles(b"")
+    number: Any = 7
+    with pytest.raises(UsageError, match="cannot be read from a int; expected a path or bytes"):
+        read_bundles(number)

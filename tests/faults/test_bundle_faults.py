@@ -218,7 +218,12 @@ _FAULTS: dict[str, tuple[Callable[[], bytes], type[ArtifactError], str]] = {
         ArtifactCorrupt,
         "sha256",
     ),
-    "length": (lambda: zip_files({**files_of(DATA), "shapes/0/evidence.json": b"{}"}), ArtifactCorrupt, "the manifest says"),
+    "hash of an old file": (
+        lambda: zip_files({**files_of(OLD), "evidence.json": files_of(OLD)["evidence.json"][::-1]}),
+        ArtifactCorrupt,
+        "sha256",
+    ),
+    "length": (lambda: zip_files({**files_of(DATA), "shapes/0/evidence.json": b"{}"}), ArtifactCorrupt, "has 2 bytes; the manifest says"),
     "files swapped, hashes fixed": (_swapped, ArtifactCorrupt, r"(program|schedule)\.json"),
     "depth": (lambda: with_file("program.json", b'{"graph":' * 10**6), ArtifactCorrupt, "nested deeper"),
     "brackets in strings are no depth": (lambda: with_file("schedule.json", b'{"a": "' + b"[" * 99 + b'"}'), ArtifactCorrupt, "required"),
@@ -326,6 +331,11 @@ def test_a_thread_count_that_would_end_the_process_is_refused() -> None:
 
     with pytest.raises(IncompatibleArtifact, match="1024 threads"):
         load(with_json("schedule.json", widen), MODEL, strict=True)
+
+
+def test_a_bundle_of_which_no_times_are_known_is_as_good() -> None:
+    data = with_json("evidence.json", lambda tree: tree.update(planned={}, measured={}, solo_us=[]))
+    assert_the_models_answer(load(data, MODEL, strict=True))
 
 
 def test_a_compressed_bundle_is_as_good() -> None:

@@ -32,8 +32,7 @@ MAX_SHAPES = 64
 
 def schema_for(shapes: Iterable[Bundle]) -> int:
     """The lowest schema number whose readers know everything in ``shapes``: 7 for a model that decides by its own tensors what runs, 5 for
-    one that changes its buffers or inputs, 4 for modes of Inductor, 3, 4, 6, 7, 8 and 9 for variants that the schemas before did not have,
-    else 2.
+    one that changes its buffers or inputs, 4 for modes of Inductor, those of ``_SINCE`` for variants, else 2.
     """
     needed = 2
     for item in shapes:
@@ -130,7 +129,7 @@ class ManifestOne(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``manifest.json`` of schemas 2 to 8, which differ in the variants of operators, in the modes of Inductor and in the models they know.
+    """``manifest.json`` since schema 2; later schemas know more variants of operators, modes of Inductor and kinds of models.
 
     The files of shape ``i`` are in the folder ``shapes/i``, literals are shared.
     """

@@ -11,7 +11,8 @@ import pytest
 
 from autosched.core.errors import InvalidGraph
 from autosched.core.graph import OpGraph, ValueRole
-from autosched.core.program import Argument, Binding, Call, ConstantSource, Many, Program, Ref, WriteBack
+from autosched.core.program import Argument, Binding, Call, ConstantSource, Decision, Many, Program, Ref, WriteBack
+from autosched.runtime.bundle import program_check
 from autosched.runtime.bundle.program_check import check_program
 from tests.conformance.graphs import TwoBranches, two_branches_program
 
@@ -227,7 +228,19 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "an input written twice": (with_state(writes=(WriteBack(1, _LAST), WriteBack(1, _LAST))), "written back twice"),
     "a write of what is no output": (with_state(writes=(WriteBack(1, 12),)), "is no output of the graph"),
     "a write of another shape": (with_state(writes=(WriteBack(1, 17),)), "another shape or dtype"),
-    "a tree that is no list": (program(input_tree='{"1": 1}'), "not a pytree of protocol 1"),
+    "state of one name twice": (
+        with_state(
+            state=(Binding(0, ConstantSource.BUFFER, "memory"), Binding(1, ConstantSource.BUFFER, "memory")),
+            input_tree=json.dumps([1, node("builtins.tuple", "null")]),
+            input_leaves=(),
+        ),
+        "read by another name",
+    ),
+    "a decision that commands a terminal": (program(decided=(Decision(ConstantSource.BUFFER, "\x1b[2J", "0"),)), "not printable"),
+    "a digest that commands a terminal": (program(decided=(Decision(ConstantSource.BUFFER, "steps", "\x1b[2J"),)), "not printable"),
+    "a decision of the program's own": (program(decided=(Decision(ConstantSource.LITERAL, "steps", "0"),)), "decides by a tensor of the"),
+    "a decision by what is changed": (with_state(decided=(Decision(ConstantSource.BUFFER, "memory", "0"),)), "changes at each call"),
+    "a tree that is no list": (program(input_tree='{"1": 1, "2": 2}'), "not a pytree of protocol 1"),
     "a tree of three": (program(input_tree=json.dumps([1, nested(1), 0])), "not a pytree of protocol 1"),
     "a tree of another protocol": (program(input_tree=json.dumps([2, nested(1)])), "not a pytree of protocol 1"),
     "a node of another form": (tree({**nested(1), "more": 1}), "no pytree node"),
@@ -268,6 +281,11 @@ GOOD: dict[str, Change] = {
     "inputs of as much memory as may be": far_apart((2**29 - 32 - 8) // 3),
     "an input of no elements": spec(0, shape=(0, 8)),
     "a constant inside the prologue": internal_constant,
+    "calls of the prologue whose results nobody uses": prologue(*[made("aten::neg.default", Ref(2), -1)] * 2),
+    "a tensor of the program's own that is called as state is": with_state(
+        bindings=(dataclasses.replace(PROGRAM.bindings[0], source=ConstantSource.LITERAL, name="memory"), *PROGRAM.bindings[1:])
+    ),
+    "a decision": with_state(decided=(Decision(ConstantSource.BUFFER, "steps", "0"),)),
     **{
         f"a factory: {name}": tree(default_dict("builtins", name))
         for name in ("list", "dict", "set", "tuple", "int", "float", "str", "bool")
@@ -290,6 +308,12 @@ def test_what_is_wrong_with_a_program_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", GOOD)
 def test_what_is_only_unusual_passes(name: str) -> None:
     check_program(GOOD[name]())
+
+
+def test_arguments_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_check, "_MAX_ITEMS", 1_000)
+    with pytest.raises(InvalidGraph, match="more than 1000 arguments and results"):
+        check_program(call(args=(Many((1,) * 1_000),))())
 
 
 def test_a_program_of_nothing_passes() -> None:
