@@ -87,6 +87,13 @@ def _causal(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
     return joined(nn.functional.softmax(scores, dim=-1) @ v)
 
 
+def _masked_product(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **factors: float) -> torch.Tensor:
+    """As ``torch.nn.MultiheadAttention`` has it."""
+    query, key, value = (x.reshape(BATCH * HEADS, -1, WIDTH) for x in (q, k, v))
+    weights = torch.baddbmm(m.bias[:1], 0.25 * query, key.transpose(-2, -1), **factors).softmax(-1)
+    return torch.bmm(weights, value).transpose(0, 1).contiguous().view(QUERIES, BATCH, -1)
+
+
 FOUND: dict[str, tuple[Callable[..., Any], float]] = {
     "plain": (lambda m, q, k, v: joined((q @ k.transpose(-2, -1)).softmax(-1) @ v), 1.0),
     "queries scaled": (lambda m, q, k, v: joined(((q * 0.5) @ k.transpose(-2, -1)).softmax(-1) @ v), 0.5),
@@ -105,6 +112,7 @@ FOUND: dict[str, tuple[Callable[..., Any], float]] = {
     "heads parted otherwise for a mask": (
         lambda m, q, k, v: joined(((q @ k.mT).view(1, 8, QUERIES, KEYS) + m.bias.repeat(2, 1, 1)).view_as(q @ k.mT).softmax(-1) @ v), 1.0),
     "flat": (_flat, 0.25),
+    "flat, a mask in the product": (_masked_product, 0.25),
     "turned by permute": (lambda m, q, k, v: joined((q @ k.permute(0, 1, 3, 2)).softmax(-1) @ v), 1.0),
     "turned otherwise": (lambda m, q, k, v: joined((q @ k.transpose(1, 2).permute(0, 2, 3, 1)).softmax(-1) @ v), 1.0),
     "in float32": (lambda m, q, k, v: joined(torch.softmax(q @ k.mT, -1, dtype=torch.float32).to(q.dtype) @ v), 1.0),
@@ -231,6 +239,8 @@ LEFT_ALONE: dict[str, Callable[..., Any]] = {
     "a mask that is scaled": lambda m, q, k, v: joined(((q @ k.mT + m.bias) * 0.5).softmax(-1) @ v),
     "hidden, then scaled": lambda m, q, k, v: joined(((q @ k.mT).masked_fill(m.bias > 0, -math.inf) * 0.5).softmax(-1) @ v),
     "hidden and added to": lambda m, q, k, v: joined(((q @ k.mT) + m.bias).masked_fill(m.bias > 2, -math.inf).softmax(-1) @ v),
+    "a product with a factor": lambda m, q, k, v: _masked_product(m, q, k, v, beta=2),
+    "a product with another factor": lambda m, q, k, v: _masked_product(m, q, k, v, alpha=2),
     "added with a factor": lambda m, q, k, v: joined(torch.add(q @ k.mT, m.bias, alpha=2).softmax(-1) @ v),
     "a mask of one dimension": lambda m, q, k, v: joined((q @ k.mT + m.bias[0, 0]).softmax(-1) @ v),
     "another power": lambda m, q, k, v: joined(torch.sigmoid(q @ k.mT) @ v),

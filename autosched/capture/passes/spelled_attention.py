@@ -115,6 +115,8 @@ class _Finder:
             return _Scores(*product)
         if node.target == "aten::add.Tensor" and node.argument("alpha") == 1:
             return self._sum(node, value)
+        if node.target == "aten::baddbmm.default":
+            return self._product_and_mask(node, value)
         if node.target == "aten::masked_fill.Scalar" and node.argument("value") == -math.inf:
             below, mask = self._below(node, value), node.tensor("mask")
             if below is None or mask is None or below.hidden is not None:
@@ -140,6 +142,14 @@ class _Finder:
                 if below is not None and below.hidden is None:
                     return replace(below, added=(*below.added, _Mask(mask, self.draft.specs[value].shape)))
         return None
+
+    def _product_and_mask(self, node: Node, value: int) -> _Scores | None:
+        """As ``torch.nn.MultiheadAttention`` has it."""
+        mask, query, turned = node.tensor("self"), node.tensor("batch1"), node.tensor("batch2")
+        if mask is None or query is None or turned is None or (node.argument("beta"), node.argument("alpha")) != (1, 1):
+            return None
+        fits = self.draft.specs[mask].dtype == "float32"
+        return _Scores(query, turned, added=(_Mask(mask, self.draft.specs[value].shape),)) if fits else None
 
     def _below(self, node: Node, value: int) -> _Scores | None:
         source = node.tensor("self")
