@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -376,6 +378,14 @@ def test_without_a_compiler_there_is_a_reason(monkeypatch: pytest.MonkeyPatch, t
     assert isinstance(refused, Refused)
     assert "no C++ compiler" in refused.reason
     assert bound.run([x])[0].isfinite().all()
+
+
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="no clang++")
+def test_another_compiler_understands_them() -> None:
+    recipe = libraries.kernels_recipe()
+    command = ["clang++", *recipe.compile, "-fsyntax-only", str(recipe.source)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
 
 
 def test_doctor_says_whether_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
