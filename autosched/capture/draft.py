@@ -160,10 +160,6 @@ class Draft:
         self.next_value += 1
         return self.next_value - 1
 
-    def named_after(self, node: Node, op: OpOverload[..., Any], *args: object, **kwargs: object) -> Node:
-        """A call that stands in the place of ``node``, or is one of several that do; it makes a new value."""
-        return Node(op, args, kwargs, (self.fresh(),), node.name, node.source)
-
     @property
     def device(self) -> torch.device:
         """Where the example inputs are, else where the constants are."""

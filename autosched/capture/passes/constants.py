@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from autosched.capture.draft import Draft, Node, contiguous_strides
+from autosched.capture.draft import Draft, Node, is_dense
 
 # Calls that ask a tensor for its form alone, and the number that they fill with.
 _FILLED: dict[str, float | None] = {
@@ -46,8 +46,7 @@ def _ask_for_no_form(draft: Draft, node: Node) -> None:
     number = _FILLED[node.kind]
     fill = node.argument("fill_value") if number is None else number
     spec = draft.specs[node.outputs[0]]
-    dense = spec.strides == contiguous_strides(spec.shape) and spec.elements > 0
-    if dense and isinstance(fill, bool | int | float):
+    if is_dense(spec) and isinstance(fill, bool | int | float):
         node.op = torch.ops.aten.full.default
         node.args = (list(spec.shape), fill)
         node.kwargs = {"dtype": getattr(torch, spec.dtype), "device": draft.device}

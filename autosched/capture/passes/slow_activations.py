@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
-from torch._ops import OpOverload
 
 from autosched.capture.draft import Draft, Node
+from autosched.capture.passes.spelling import Spelling
 from autosched.core.program import Ref
 
 aten = torch.ops.aten
@@ -34,16 +34,14 @@ def spell_slow_activations(draft: Draft) -> int:
         if source is None or node.mutates() or node.outputs[0] < 0 or not _large(draft, source):
             pass
         elif node.kind == "aten::gelu" and node.argument("approximate") == "tanh":
-            spelled = _gelu(_Speller(draft, node), source)
+            spelled = _gelu(Spelling(draft, node), source)
         elif node.kind == "aten::mish":
-            spelled = _mish(_Speller(draft, node), source)
+            spelled = _mish(Spelling(draft, node), source)
         elif node.target == "aten::add.Tensor" and node.args[1:] == (1,) and not node.kwargs:
             tangent = producers.get(source)
             given = tangent.tensor("self") if tangent is not None and tangent.target == "aten::tanh.default" else None
             if given is not None and len(users[source]) == 1 and source not in leaving:
-                spelled = _tangent_and_one(_Speller(draft, node), given)
-        if spelled:
-            spelled[-1].outputs = node.outputs
+                spelled = _tangent_and_one(Spelling(draft, node), given)
         nodes += spelled or [node]
         changed += bool(spelled)
     draft.nodes = nodes
@@ -55,37 +53,24 @@ def _large(draft: Draft, value: int) -> bool:
     return draft.specs[value].dtype == "float32" and draft.specs[value].elements >= _LEAST_ELEMENTS
 
 
-class _Speller:
-    """Makes calls in the place of ``node``."""
-
-    def __init__(self, draft: Draft, node: Node) -> None:
-        self.draft, self.node = draft, node
-        self.calls: list[Node] = []
-
-    def call(self, op: OpOverload[..., torch.Tensor], *args: object) -> Ref:
-        """What one more call makes."""
-        self.calls.append(self.draft.named_after(self.node, op, *args))
-        return Ref(self.calls[-1].outputs[0])
-
-
-def _gelu(spell: _Speller, source: int) -> list[Node]:
+def _gelu(spell: Spelling, source: int) -> list[Node]:
     x = Ref(source)
     square = spell.call(aten.mul.Tensor, x, x)
     factor = spell.call(aten.add.Tensor, spell.call(aten.mul.Tensor, square, _CUBIC), _LINEAR)
     spell.call(aten.mul.Tensor, x, spell.call(aten.sigmoid.default, spell.call(aten.mul.Tensor, factor, x)))
-    return spell.calls
+    return spell.finished()
 
 
-def _mish(spell: _Speller, source: int) -> list[Node]:
+def _mish(spell: Spelling, source: int) -> list[Node]:
     """``x * tanh(log(1 + e ** x))``, where ``tanh(log(z))`` is ``(z ** 2 - 1) / (z ** 2 + 1)``."""
     power = spell.call(aten.exp.default, spell.call(aten.clamp_max.default, Ref(source), _MISH_IS_X))
     above = spell.call(aten.mul.Tensor, power, spell.call(aten.add.Tensor, power, 2))
     share = spell.call(aten.div.Tensor, above, spell.call(aten.add.Tensor, above, 2))
     spell.call(aten.mul.Tensor, Ref(source), share)
-    return spell.calls
+    return spell.finished()
 
 
-def _tangent_and_one(spell: _Speller, given: int) -> list[Node]:
+def _tangent_and_one(spell: Spelling, given: int) -> list[Node]:
     half = spell.call(aten.sigmoid.default, spell.call(aten.mul.Tensor, Ref(given), 2))
     spell.call(aten.mul.Tensor, half, 2)
-    return spell.calls
+    return spell.finished()

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch._ops import OpOverload
 
 from autosched.capture.draft import Draft, Node
+from autosched.capture.passes.spelling import Spelling
 from autosched.core.own_attention import fit_own_kernel
 from autosched.core.program import Ref
 
@@ -206,50 +206,25 @@ def _factor_of(node: Node) -> float | None:
     return 1.0 / number if number else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Maker:
-    """Makes calls that stand in the place of ``last``."""
-
-    draft: Draft
-    last: Node
-
-    def call(self, op: OpOverload[..., torch.Tensor], *args: object, **kwargs: object) -> Node:
-        return self.draft.named_after(self.last, op, *args, **kwargs)
-
-    def after(self, calls: list[Node], op: OpOverload[..., torch.Tensor], value: int, *args: object, **kwargs: object) -> int:
-        """What ``op`` makes of ``value``, by one more of ``calls``."""
-        calls.append(self.call(op, Ref(value), *args, **kwargs))
-        return calls[-1].outputs[0]
-
-
 def _calls(draft: Draft, last: Node, found: _Attention, finder: _Finder) -> list[Node]:
     """What stands in the place of ``last``."""
-    make = _Maker(draft, last)
-    calls: list[Node] = []
+    spell = Spelling(draft, last)
     flat = len(draft.specs[found.value].shape) == 3
     key = _turned_back(finder, found.scores.turned)
-    operands = [found.scores.query, make.after(calls, aten.transpose.int, found.scores.turned, -2, -1) if key is None else key, found.value]
+    turned = spell.call(aten.transpose.int, Ref(found.scores.turned), -2, -1) if key is None else Ref(key)
+    operands = [Ref(found.scores.query), turned, Ref(found.value)]
     if flat:
-        operands = [make.after(calls, aten.unsqueeze.default, value, 0) for value in operands]
-    mask = _mask(make, calls, found.scores)
-    calls.append(
-        Node(
-            aten.scaled_dot_product_attention.default,
-            (*map(Ref, operands), *(() if mask is None else (Ref(mask),))),
-            {"scale": found.scores.scale},
-            (draft.fresh(),),
-            "scaled_dot_product_attention",
-            last.source,
-        )
-    )
+        operands = [spell.call(aten.unsqueeze.default, value, 0) for value in operands]
+    mask = _mask(spell, found.scores)
+    made = spell.call(aten.scaled_dot_product_attention.default, *operands, *(() if mask is None else (mask,)), scale=found.scores.scale)
+    spell.calls[-1].name = "scaled_dot_product_attention"
     if flat:
-        make.after(calls, aten.squeeze.dim, calls[-1].outputs[0], 0)
+        made = spell.call(aten.squeeze.dim, made, 0)
     # Rows of all heads lie side by side, as most models go on; for one that goes on otherwise they are laid out head by head, as before.
     users = finder.users.get(last.outputs[0], ())
     if last.outputs[0] in finder.leaving or not all(_turns(user, *((0, 3) if flat else (1, 4))) for user in users):
-        make.after(calls, aten.clone.default, calls[-1].outputs[0], memory_format=torch.contiguous_format)
-    calls[-1].outputs = last.outputs
-    return calls
+        spell.call(aten.clone.default, made, memory_format=torch.contiguous_format)
+    return spell.finished()
 
 
 def _turned_back(finder: _Finder, turned: int) -> int | None:
@@ -268,31 +243,31 @@ def _turns(node: Node, place: int, dimensions: int) -> bool:
     return isinstance(order, list) and [dim % dimensions for dim in order] == wanted
 
 
-def _mask(make: _Maker, calls: list[Node], scores: _Scores) -> int | None:
+def _mask(spell: Spelling, scores: _Scores) -> Ref | None:
     """One mask of all there are, of two or four dimensions."""
-    specs = make.draft.specs
+    specs = spell.draft.specs
     whole = (*specs[scores.query].shape[:-1], specs[scores.turned].shape[-1])
 
-    def laid_out(mask: _Mask) -> int:
-        value, spec = mask.value, specs[mask.value]
+    def laid_out(mask: _Mask) -> Ref:
+        value, spec = Ref(mask.value), specs[mask.value]
         same = _same_at_end(mask.among, whole)
         shape = spec.shape
         if len(shape) > same:
-            value = make.after(calls, aten.expand.default, value, [*mask.among[:-same], *shape[-same:]])
+            value = spell.call(aten.expand.default, value, [*mask.among[:-same], *shape[-same:]])
             shape = (*whole[:-same], *shape[-same:])
-            value = make.after(calls, aten.clone.default, value, memory_format=torch.contiguous_format)
-            value = make.after(calls, aten.view.default, value, list(shape))
+            value = spell.call(aten.clone.default, value, memory_format=torch.contiguous_format)
+            value = spell.call(aten.view.default, value, list(shape))
         elif spec.shape[-1] > 1 and spec.strides[-1] > 1:
             # Kernels go along keys: numbers that lie apart, as of tables of places and heads, would take them longer at every query.
-            value = make.after(calls, aten.clone.default, value, memory_format=torch.contiguous_format)
-        return make.after(calls, aten.unsqueeze.default, value, 0) if len(shape) == 3 else value
+            value = spell.call(aten.clone.default, value, memory_format=torch.contiguous_format)
+        return spell.call(aten.unsqueeze.default, value, 0) if len(shape) == 3 else value
 
     if scores.hidden is not None:
-        return make.after(calls, aten.logical_not.default, laid_out(scores.hidden))
-    made: int | None = None
+        return spell.call(aten.logical_not.default, laid_out(scores.hidden))
+    made: Ref | None = None
     for each in scores.added:
         mask = laid_out(each)
-        made = mask if made is None else make.after(calls, aten.add.Tensor, made, Ref(mask))
+        made = mask if made is None else spell.call(aten.add.Tensor, made, mask)
     return made
 
 
