@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +28,7 @@ from typing import IO, Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from experiments.serve.common import bundle_bytes, interval, keep, parser_of
+from experiments.suite import version_of
 
 MODELS = (
     "torchvision:resnet50", "torchvision:mobilenet_v2", "torchvision:squeezenet1_1", "torchvision:googlenet", "timm:efficientnet_b0",
@@ -212,30 +212,21 @@ def measure(name: str, turns: int, schedule: Callable[[str, Path], None] = tuned
     }
 
 
-def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def main() -> None:
     if sys.argv[1:2] == ["--serve"]:
         # What engines print themselves goes where errors go.
         said, sys.stdout = sys.stdout, sys.stderr
-        return serve(sys.argv[2], sys.argv[3], Path(sys.argv[4]), said)
+        serve(sys.argv[2], sys.argv[3], Path(sys.argv[4]), said)
+        return
     asked = parser_of(__doc__).parse_args()
     names = asked.models or (["autosched:moe"] if asked.smoke else MODELS)
+    versions = {package: version for package in _PACKAGES if (version := version_of(package))}
     rows: list[dict[str, Any]] = []
     for name in names:
         rows.append(measure(name, 2, untuned) if asked.smoke else measure(name, _TURNS))
         print(name, {engine: round(us) for engine, us in rows[-1]["us"].items()}, rows[-1]["missing"] or "", flush=True)
         # After each, so that what was measured is kept.
-        keep(asked, "engines.json", {"versions": _versions(), "turns": _TURNS, "rows": rows})
-    return None
+        keep(asked, "engines.json", {"versions": versions, "turns": _TURNS, "rows": rows})
 
 
 if __name__ == "__main__":

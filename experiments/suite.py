@@ -118,7 +118,7 @@ def environment() -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
-        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "packages": {name: version for name in _PACKAGES if (version := version_of(name))},
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -147,7 +147,8 @@ def _said(command: list[str]) -> str:
     return (done.stdout.strip().splitlines() or [""])[0] if done.returncode == 0 else ""
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Empty if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from experiments.attention import BIAS, CAUSAL
 from experiments.kernels import PYTORCH
+from experiments.tables_convolutions import compared_cells
 from experiments.tables_recorded import NOT_YET, where
 from experiments.tables_winograd import apart
 
@@ -21,14 +22,10 @@ def attention_table(folder: Path) -> str:
         return NOT_YET
     recorded = json.loads(path.read_text())
     lines = ["| batch, heads, queries x keys, width | PyTorch | own | speed-up | PyTorch, error | own, error |", f"|---|{'---:|' * 5}"]
-    for shape in dict.fromkeys(tuple(row["shape"]) for row in recorded["rows"]):
-        rows = sorted((row for row in recorded["rows"] if tuple(row["shape"]) == shape), key=lambda row: row["threads"])
+    for shape, cells in compared_cells(recorded, PYTORCH, _OWN, digits=0):
         batch, heads, shared, queries, keys, width, sees = shape
         what = f"{batch}, {heads}{f' ({shared} of keys)' if shared != heads else ''}, {queries} x {keys}, {width}{_SEES.get(sees, '')}"
-        times = [" / ".join(f"{row['us'][name]:,.0f}" for row in rows) for name in (PYTORCH, _OWN)]
-        gain = " / ".join(f"{row['us'][PYTORCH] / row['us'][_OWN]:.2f}x" for row in rows)
-        errors = [f"{rows[-1]['errors'][name]:.0e}" for name in (PYTORCH, _OWN)]
-        lines.append(f"| {what} | {' | '.join([*times, gain, *errors])} |")
+        lines.append(f"| {what} | {cells} |")
     said = "Microseconds, float32, the call from Python included: on one thread / on all. Errors against float64, over the largest result."
     return "\n".join(
         [*lines, "", f"{said} Medians of {recorded['rounds']} interleaved rounds. {apart(recorded, PYTORCH)} {where(recorded)}"]

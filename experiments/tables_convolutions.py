@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from experiments.kernels import PLAIN
 from experiments.tables_recorded import NOT_YET, where
@@ -19,15 +21,21 @@ def convolutions_table(folder: Path) -> str:
         return NOT_YET
     recorded = json.loads(path.read_text())
     lines = ["| channels, features, picture | weights | oneDNN | own | speed-up | oneDNN, error | own, error |", f"|---|---|{'---:|' * 5}"]
-    for shape in dict.fromkeys(tuple(row["shape"]) for row in recorded["rows"]):
-        rows = sorted((row for row in recorded["rows"] if tuple(row["shape"]) == shape), key=lambda row: row["threads"])
+    for shape, cells in compared_cells(recorded, PLAIN, _OWN, digits=1):
         channels, features, size, taps, stride, groups = shape
         weights = f"{taps} x {taps}{f', stride {stride}' if stride > 1 else ''}{', each channel' if groups > 1 else ''}"
-        times = [" / ".join(f"{row['us'][name]:,.1f}" for row in rows) for name in (PLAIN, _OWN)]
-        gain = " / ".join(f"{row['us'][PLAIN] / row['us'][_OWN]:.2f}x" for row in rows)
-        errors = [f"{rows[-1]['errors'][name]:.0e}" for name in (PLAIN, _OWN)]
-        lines.append(f"| {channels}, {features}, {size} x {size} | {weights} | {' | '.join([*times, gain, *errors])} |")
+        lines.append(f"| {channels}, {features}, {size} x {size} | {weights} | {cells} |")
     said = "Microseconds with bias and relu, batch 1, float32, the call from Python included: on one thread / on all."
     said += " A picture of three channels comes, and its result goes, channels first: copying that is part of the time."
     more = f"Errors against float64, over the largest result. Medians of {recorded['rounds']} interleaved rounds."
     return "\n".join([*lines, "", f"{said} {more} {apart(recorded)} {where(recorded)}"])
+
+
+def compared_cells(recorded: dict[str, Any], plain: str, own: str, *, digits: int) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Of each shape: both times on one thread / on all, how many times as fast ``own`` is as ``plain``, and both errors on all threads."""
+    for shape in dict.fromkeys(tuple(row["shape"]) for row in recorded["rows"]):
+        rows = sorted((row for row in recorded["rows"] if tuple(row["shape"]) == shape), key=lambda row: row["threads"])
+        times = [" / ".join(f"{row['us'][name]:,.{digits}f}" for row in rows) for name in (plain, own)]
+        gain = " / ".join(f"{row['us'][plain] / row['us'][own]:.2f}x" for row in rows)
+        errors = [f"{rows[-1]['errors'][name]:.0e}" for name in (plain, own)]
+        yield shape, " | ".join([*times, gain, *errors])
