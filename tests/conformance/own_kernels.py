@@ -13,12 +13,14 @@ from autosched.capture.export import Captured
 from autosched.core.errors import UsageError
 from autosched.core.schedule import Schedule, sequential
 from autosched.export.bundle import make_bundle, write_bundle
+from autosched.runtime.bundle.format import read_bundles
 from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.kernels import BoundProgram, bind
 from autosched.runtime.plan import make_plan
 from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.regions.pieces import offered_variants
+from autosched.runtime.verdict import Compatibility, check_bundle
 from autosched.runtime.widths import WidePrograms
 from tests.conformance.bundles import evidence_for
 
@@ -75,3 +77,13 @@ def assert_switched_off_by(variable: str, variant: int, found: Captured, index: 
     monkeypatch.setenv(variable, "no")
     with pytest.raises(UsageError, match=f"{variable} is 'no'; expected 1, or 0"):
         offered_variants(found.program, "cpu")
+
+
+def assert_degraded_without(variable: str, kind: str, count: int, path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ``variable`` is 0, which it stays, the file's verdict says that ``count`` of ``kind`` are computed by libraries."""
+    [bundle] = read_bundles(path)
+    monkeypatch.setenv(variable, "0")
+    without = check_bundle(bundle, cpu_device_key(), software_key(), model)
+    assert without.compatibility is Compatibility.DEGRADED
+    said = f"{kind}: {count} by kernels of our own there, by those of libraries here (switched off by {variable}=0)"
+    assert said in without.lines

@@ -18,10 +18,8 @@ from autosched.core.program import Call, Ref
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.pipeline.inductor_capture import capture_inductor
-from autosched.runtime.bundle.format import read_bundles
 from autosched.runtime.cpu_kernels import steps
 from autosched.runtime.cpu_kernels.attention import Attention, geometry, read_attention
-from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.instructions import RunKernel, Window, instructions_of
 from autosched.runtime.kernels import bind
@@ -29,9 +27,8 @@ from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.plan import make_plan
 from autosched.runtime.regions.pieces import offered_variants
-from autosched.runtime.verdict import Compatibility, check_bundle
 from tests.conformance.interpreter import interpret
-from tests.conformance.own_kernels import assert_switched_off_by, bound_with, having, library_of, save_with
+from tests.conformance.own_kernels import assert_degraded_without, assert_switched_off_by, bound_with, having, library_of, save_with
 
 OWN = Variant.OWN_ATTENTION
 
@@ -366,9 +363,4 @@ def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(tmp_path: 
             parameter.mul_(-0.5)
         assert torch.allclose(fast(x), model(x), atol=1e-6)
         assert not torch.allclose(fast(x), first, atol=1e-3)
-    [bundle] = read_bundles(tmp_path / "net.autosched")
-    monkeypatch.setenv("AUTOSCHED_ATTENTION", "0")
-    without = check_bundle(bundle, cpu_device_key(), software_key(), model)
-    assert without.compatibility is Compatibility.DEGRADED
-    said = f"attention: {count} by kernels of our own there, by those of libraries here (switched off by AUTOSCHED_ATTENTION=0)"
-    assert said in without.lines
+    assert_degraded_without("AUTOSCHED_ATTENTION", "attention", count, tmp_path / "net.autosched", model, monkeypatch)

@@ -19,13 +19,11 @@ from autosched.core.program import Call
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.pipeline.inductor_capture import capture_inductor
-from autosched.runtime.bundle.format import read_bundles
 from autosched.runtime.cpu_kernels import steps
 from autosched.runtime.cpu_kernels.convolution import Convolution, Follows, read_convolution
 from autosched.runtime.cpu_kernels.direct import geometry, read_direct
 from autosched.runtime.cpu_kernels.library import Library, kernel_library
 from autosched.runtime.cpu_kernels.weights import summed
-from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.instructions import RunKernel, instructions_of
 from autosched.runtime.kernels import bind
@@ -33,9 +31,8 @@ from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.plan import make_plan
 from autosched.runtime.regions.pieces import offered_variants
-from autosched.runtime.verdict import Compatibility, check_bundle
 from tests.conformance.interpreter import interpret
-from tests.conformance.own_kernels import assert_switched_off_by, bound_with, error_of, library_of, save_with
+from tests.conformance.own_kernels import assert_degraded_without, assert_switched_off_by, bound_with, error_of, library_of, save_with
 
 OWN = Variant.OWN_CONVOLUTION
 Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -329,11 +326,6 @@ def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(tmp_path: 
             parameter.mul_(-0.5)
         assert torch.allclose(fast(x), model(x), atol=1e-5)
         assert not torch.allclose(fast(x), first, atol=1e-2)
-    [bundle] = read_bundles(tmp_path / "net.autosched")
-    monkeypatch.setenv("AUTOSCHED_CONVOLUTIONS", "0")
-    without = check_bundle(bundle, cpu_device_key(), software_key(), model)
-    assert without.compatibility is Compatibility.DEGRADED
-    said = f"convolutions: {count} by kernels of our own there, by those of libraries here (switched off by AUTOSCHED_CONVOLUTIONS=0)"
-    assert said in without.lines
+    assert_degraded_without("AUTOSCHED_CONVOLUTIONS", "convolutions", count, tmp_path / "net.autosched", model, monkeypatch)
     with torch.no_grad():
         assert torch.allclose(autosched.load(tmp_path / "net.autosched", model)(x), model(x), atol=1e-5)

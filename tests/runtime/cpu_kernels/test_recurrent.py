@@ -16,11 +16,9 @@ from autosched.core.graph import OpGraph, ValueRole
 from autosched.core.program import Call, Many
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
-from autosched.runtime.bundle.format import read_bundles
 from autosched.runtime.cpu_kernels import recurrent, steps
 from autosched.runtime.cpu_kernels.library import Library, kernel_library
 from autosched.runtime.cpu_kernels.recurrent import Recurrence, packed, read_recurrence
-from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.instructions import RunKernel, instructions_of
 from autosched.runtime.kernels import bind
@@ -28,9 +26,8 @@ from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.plan import make_plan
 from autosched.runtime.regions.pieces import offered_variants
-from autosched.runtime.verdict import Compatibility, check_bundle
 from tests.conformance.interpreter import interpret
-from tests.conformance.own_kernels import bound_with, library_of, save_with
+from tests.conformance.own_kernels import assert_degraded_without, bound_with, library_of, save_with
 
 OWN = Variant.OWN_RECURRENCE
 
@@ -291,9 +288,4 @@ def test_a_file_that_uses_it_is_loaded_and_follows_the_models_weights(
             parameter.mul_(-0.5)
         assert torch.allclose(fast(x)[0], model(x)[0], atol=1e-6)
         assert not torch.allclose(fast(x)[0], first, atol=1e-3)
-    [bundle] = read_bundles(tmp_path / "net.autosched")
-    monkeypatch.setenv("AUTOSCHED_RECURRENCE", "0")
-    without = check_bundle(bundle, cpu_device_key(), software_key(), model)
-    assert without.compatibility is Compatibility.DEGRADED
-    said = f"recurrent layers: {count} by kernels of our own there, by those of libraries here (switched off by AUTOSCHED_RECURRENCE=0)"
-    assert said in without.lines
+    assert_degraded_without("AUTOSCHED_RECURRENCE", "recurrent layers", count, tmp_path / "net.autosched", model, monkeypatch)
