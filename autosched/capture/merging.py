@@ -32,7 +32,8 @@ class Merging:
             self.before[last].add(first)
             self.after[first].add(last)
 
-    def _merge(self, keep: int, gone: int) -> None:
+    def merge(self, keep: int, gone: int) -> None:
+        """Make one operator of two, under the number ``keep``; nothing may lie between them."""
         self.members[keep] = sorted(self.members[keep] + self.members.pop(gone), key=self._place.__getitem__)
         for mine, theirs in ((self.before, self.after), (self.after, self.before)):
             for item in mine.pop(gone):

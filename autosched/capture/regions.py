@@ -99,7 +99,7 @@ class _Partition(Merging):
                 grown = False
                 for item in sorted(self.before[index], reverse=True):
                     if self.kind[item] is RegionKind.CLUSTER and self.after[item] == {index} and self._worth(item, index):
-                        self._merge(index, item)
+                        self.merge(index, item)
                         grown = True
                         break
         self._time()
@@ -112,7 +112,7 @@ class _Partition(Merging):
             anchors = [item for item in self.before[index] if self.kind[item] is RegionKind.ANCHOR and self.after[item] == {index}]
             for anchor in sorted(anchors, key=lambda item: (-self._finish(item), item)):
                 if self._suits(anchor, index) and self._worth(anchor, index):
-                    self._merge(anchor, index)
+                    self.merge(anchor, index)
                     break
         self._time()
 
@@ -122,7 +122,7 @@ class _Partition(Merging):
             for item in sorted(self.before.get(index, ())):
                 alone = self.kind[item] is RegionKind.CLUSTER and self.after[item] == {index}
                 if alone and self._makes_matrix(item, index):
-                    self._merge(index, item)
+                    self.merge(index, item)
         self._time()
 
     def _makes_matrix(self, cluster: int, anchor: int) -> bool:
@@ -150,7 +150,7 @@ class _Partition(Merging):
                     continue
                 delay = own + max(0.0, self._start(index) - self._finish(item))
                 if delay <= self._saved(item, index) and self._worth(item, index):
-                    self._merge(item, index)
+                    self.merge(item, index)
                     self._forget(item)
                     break
 
@@ -175,7 +175,7 @@ class _Partition(Merging):
                     apart = self.before[first] != self.before[item]
                     if total > _LAUNCH_US or self._count(first) + self._count(item) > _MOST_CALLS or apart:
                         break
-                    self._merge(first, item)
+                    self.merge(first, item)
                 group = [item for item in rest if item in self.members]
 
     def _bare_work(self, index: int) -> float:
@@ -221,8 +221,8 @@ class _Partition(Merging):
                 stack.extend(self.before[index])
         return True
 
-    def _merge(self, keep: int, gone: int) -> None:
-        super()._merge(keep, gone)
+    def merge(self, keep: int, gone: int) -> None:
+        super().merge(keep, gone)
         if RegionKind.ANCHOR in (self.kind[keep], self.kind[gone]):
             self.kind[keep] = RegionKind.ANCHOR
         self.start[keep] = max((self._finish(item) for item in self.before[keep]), default=0.0)

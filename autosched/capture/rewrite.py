@@ -18,6 +18,7 @@ from autosched.capture.passes.cpu_convolution import pack_cpu_convolutions
 from autosched.capture.passes.cpu_linear import pack_cpu_linears
 from autosched.capture.passes.cpu_recurrent import part_cpu_recurrences
 from autosched.capture.passes.cpu_rows import spell_row_products
+from autosched.capture.passes.depthwise import join_depthwise
 from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.pointwise import fuse_pointwise
@@ -76,9 +77,10 @@ PASSES: tuple[Pass, ...] = (
     Pass("slow_activations", spell_slow_activations, changes_values=True, only_on="cpu"),
     Pass("cpu_recurrent", part_cpu_recurrences, changes_values=True, only_on="cpu"),
 )
+_JOIN_DEPTHWISE = Pass("join_depthwise", join_depthwise, only_on="cpu")
 GROUPING: dict[Lowering, tuple[Pass, ...]] = {
-    Lowering.REWRITTEN: (Pass("sink_views", sink_views), Pass("fuse_pointwise", fuse_pointwise)),
-    Lowering.FUSED: (Pass("sink_views", sink_views), Pass("fuse_regions", fuse_regions)),
+    Lowering.REWRITTEN: (Pass("sink_views", sink_views), Pass("fuse_pointwise", fuse_pointwise), _JOIN_DEPTHWISE),
+    Lowering.FUSED: (Pass("sink_views", sink_views), Pass("fuse_regions", fuse_regions), _JOIN_DEPTHWISE),
 }
 
 
@@ -96,7 +98,7 @@ def rewrite_draft(draft: Draft, target: str = "", lowering: Lowering = Lowering.
     owed = layouts_of(draft)
     stale = False
     for item in PASSES:
-        if (item.only_on and item.only_on != kind) or lowering not in item.lowerings:
+        if item.only_on not in ("", kind) or lowering not in item.lowerings:
             continue
         if stale and item.changes_values:
             draft.observe()
@@ -117,5 +119,6 @@ def rewrite_draft(draft: Draft, target: str = "", lowering: Lowering = Lowering.
     if restored:
         draft.observe()
     for item in GROUPING[lowering]:
-        reports.append(RewriteReport(item.name, item.run(draft)))
+        if item.only_on in ("", kind):
+            reports.append(RewriteReport(item.name, item.run(draft)))
     return tuple(reports)

@@ -42,6 +42,9 @@ class Variant(enum.IntEnum):
     OWN_CONVOLUTION = 10  # its calls, convolutions summed as they are by a kernel of our own (CPU, float32); since bundle schema 9
     OWN_RECURRENCE = 11  # its calls, layers of GRU and LSTM by a kernel of our own (CPU, float32); since bundle schema 9
     OWN_ATTENTION = 12  # its calls, attention by a kernel of our own (CPU, float32); since bundle schema 10
+    OWN_CHAIN = (
+        13  # its calls, a convolution and the depthwise one that alone reads it by one kernel of our own (CPU, float32); since schema 11
+    )
 
 
 def lowering_named(name: str) -> Lowering:

@@ -119,7 +119,7 @@ def _missing_kernels(bundle: Bundle) -> list[str]:
     lines: list[str] = []
     kinds = (
         ("convolutions by Winograd's algorithm", (Variant.WINOGRAD_2, Variant.WINOGRAD_4)),
-        ("convolutions", (Variant.OWN_CONVOLUTION,)),
+        ("convolutions", (Variant.OWN_CONVOLUTION, Variant.OWN_CHAIN)),
         ("products", (Variant.OWN_PRODUCT,)),
         ("recurrent layers", (Variant.OWN_RECURRENCE,)),
         ("attention", (Variant.OWN_ATTENTION,)),

@@ -90,7 +90,7 @@ class _Chains(Merging):
         for group in groups.values():
             first, *rest = sorted(group)
             for item in rest:
-                self._merge(first, item)
+                self.merge(first, item)
 
     @staticmethod
     def _root(cluster: dict[int, int], index: int) -> int:
@@ -110,7 +110,7 @@ class _Chains(Merging):
                 producer = self._mergeable(current)
                 if producer is None:
                     break
-                self._merge(producer, current)
+                self.merge(producer, current)
                 current = producer
 
     def _mergeable(self, index: int) -> int | None:
@@ -126,8 +126,8 @@ class _Chains(Merging):
                 return producer
         return None
 
-    def _merge(self, keep: int, gone: int) -> None:
-        super()._merge(keep, gone)
+    def merge(self, keep: int, gone: int) -> None:
+        super().merge(keep, gone)
         self._pointwise[keep] = self._pointwise[keep] and self._pointwise[gone]
         self._small[keep] = self._small[keep] and self._small[gone]
         self._finish[keep] = max(self._finish[keep], self._finish[gone])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = "autosched.bundle"
-SCHEMA = 10
+SCHEMA = 11
 MANIFEST = "manifest.json"
 PROGRAM = "program.json"
 SCHEDULE = "schedule.json"
@@ -57,6 +57,7 @@ _SINCE: dict[int, int] = {
     Variant.OWN_CONVOLUTION: 9,
     Variant.OWN_RECURRENCE: 9,
     Variant.OWN_ATTENTION: 10,
+    Variant.OWN_CHAIN: 11,
 }
 """The schema whose readers were the first to know a variant."""
 

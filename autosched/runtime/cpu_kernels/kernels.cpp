@@ -1,9 +1,21 @@
 // Kernels of our own for CPUs, compiled for the processor they run on; see library.py.
 
 #include "attention.h"
-#include "direct.h"
+#include "chain.h"
+#include "each_channel.h"
 #include "recurrent.h"
+#include "summed.h"
 #include "winograd.h"
+
+namespace {
+
+void convolve_directly(const float* picture, float* made, const float* residual, const float* bias, const float* weights, const int64_t* numbers) {
+  const auto geometry = read<Direct>(numbers);
+  if (geometry.each_channel != 0) return EachChannel(geometry, picture, made, residual, bias, weights).run();
+  Summed(geometry, picture, made, residual, bias, weights, geometry.following.read()).run();
+}
+
+}  // namespace
 
 // One for each set of tensors that there may be, since whoever calls a kernel hands over all of its pointers, and none that is null.
 extern "C" {
@@ -48,6 +60,11 @@ __attribute__((visibility("default"))) void autosched_direct_residual(
 __attribute__((visibility("default"))) void autosched_direct_bias_residual(
     const float* picture, float* made, const float* bias, const float* residual, const float* weights, const int64_t* geometry) {
   convolve_directly(picture, made, residual, bias, weights, geometry);
+}
+
+__attribute__((visibility("default"))) void autosched_chain(const float* picture, float* made, const float* weights, const int64_t* numbers) {
+  const auto geometry = read<Chained>(numbers);
+  Chain(geometry, picture, made, weights).run();
 }
 
 __attribute__((visibility("default"))) void autosched_gru(

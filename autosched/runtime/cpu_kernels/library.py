@@ -44,6 +44,7 @@ class Library:
     Args:
         lanes: float32 numbers in a vector.
         winograd, direct: parameters are addresses: what is read, the result, bias, residual, weights, geometry.
+        chain: what is read, the result, weights, geometry.
         gru, lstm: what is read, the result, the state before, the cell before (of an LSTM), weights, geometry.
         attention: queries, the result, keys, values, the mask (if there is one), geometry; by whether there is a mask.
         loaded: keeps the code where it is.
@@ -52,6 +53,7 @@ class Library:
     lanes: int
     winograd: Entries
     direct: Entries
+    chain: Entry
     gru: Entry
     lstm: Entry
     attention: Mapping[bool, Entry]
@@ -120,9 +122,9 @@ def _loaded(path: Path) -> Library:
         }
         for kernel in ("winograd", "direct")
     )
-    gru, lstm = _entry(loaded, "gru", beside=1), _entry(loaded, "lstm", beside=2)
+    chain, gru, lstm = (_entry(loaded, name, beside=beside) for name, beside in (("chain", 0), ("gru", 1), ("lstm", 2)))
     attention = {masked: _entry(loaded, f"attention{'_masked' * masked}", beside=1 + masked) for masked in either}
-    return Library(int(loaded.autosched_vector_lanes()), winograd, direct, gru, lstm, attention, loaded)
+    return Library(int(loaded.autosched_vector_lanes()), winograd, direct, chain, gru, lstm, attention, loaded)
 
 
 def _entry(loaded: ctypes.CDLL, kernel: str, *, beside: int) -> Entry:

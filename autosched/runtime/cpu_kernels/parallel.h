@@ -34,6 +34,7 @@ void all_are_here(int count) {
 
 // The share of ``all`` that one of ``count`` threads has.
 struct Share {
+  Share(int64_t first, int64_t last) : first(first), last(last) {}
   Share(int64_t all, int number, int count) : first(all * number / count), last(all * (number + 1) / count) {}
   int64_t first, last;
 };

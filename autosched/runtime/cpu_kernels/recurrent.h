@@ -5,7 +5,7 @@
 // cache, and waits for the others before the next one. No result depends on the number of threads.
 #pragma once
 
-#include "direct.h"
+#include "summed.h"
 
 namespace {
 

@@ -16,7 +16,7 @@ from autosched.core.graph import Operator, OpGraph
 from autosched.core.program import Call
 from autosched.core.variants import Variant
 from autosched.runtime.calls import Kernel, Slots, compile_call
-from autosched.runtime.cpu_kernels import attention, direct, recurrent, winograd
+from autosched.runtime.cpu_kernels import attention, chain, direct, recurrent, winograd
 from autosched.runtime.cpu_kernels.convolution import Convolution
 from autosched.runtime.cpu_kernels.library import Entry, Library, kernel_library, kernels_built, kernels_obstacle
 from autosched.runtime.cpu_kernels.linear import Linear, may_be_linear, read_linear
@@ -44,8 +44,8 @@ Weights = MutableMapping[tuple[tuple[int, ...], int, bool], torch.Tensor]
 """Weights as a kernel multiplies with them: by the values that hold them otherwise, the variant, and whether they are turned."""
 
 
-Computed = Convolution | Linear | recurrent.Recurrence | attention.Attention
-"""What a kernel computes in the place of a call."""
+Computed = Convolution | chain.Chain | Linear | recurrent.Recurrence | attention.Attention
+"""What a kernel computes in the place of a call, or of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class _Way:
 
     Args:
         wanted: whether the user has not switched it off, by ``switch``.
-        read: what a call computes, if this can.
+        read: what a call computes, if this can, of those of an operator.
         packed: the weights for vectors of so many numbers; None if there are none.
         numbers: the shapes as the kernel reads them, for a graph and a number of threads.
         entry: of the library.
@@ -63,7 +63,7 @@ class _Way:
 
     wanted: Callable[[], bool]
     switch: str
-    read: Callable[[Call, OpGraph, Mapping[int, Window]], Any]
+    read: Callable[[Call, OpGraph, _Calls], Any]
     packed: Callable[[Any, list[torch.Tensor], int], torch.Tensor] | None
     numbers: Callable[[Any, OpGraph, int], torch.Tensor]
     entry: Callable[[Library, Any], Entry]
@@ -74,7 +74,7 @@ def _winograd(outputs: int) -> _Way:
     return _Way(
         winograd_wanted,
         "AUTOSCHED_WINOGRAD",
-        lambda call, graph, windows: winograd.read_winograd(call, graph),
+        lambda call, graph, calls: winograd.read_winograd(call, graph),
         lambda item, weights, lanes: transformed(weights[0], outputs, lanes),
         lambda item, graph, width: winograd.geometry(item, graph, width, outputs),
         lambda library, item: library.winograd[_beside(item)],
@@ -97,16 +97,26 @@ WAYS: Mapping[int, _Way] = {
     Variant.OWN_CONVOLUTION: _Way(
         own_convolutions_wanted,
         "AUTOSCHED_CONVOLUTIONS",
-        lambda call, graph, windows: direct.read_direct(call, graph),
+        lambda call, graph, calls: direct.read_direct(call, graph),
         lambda item, weights, lanes: summed(weights[0], lanes, groups=item.groups, turned=item.turned),
         direct.geometry,
         lambda library, item: library.direct[_beside(item)],
         "only convolutions of float32 with constant weights, and one group or a group for each channel, are computed so",
     ),
+    Variant.OWN_CHAIN: _Way(
+        own_convolutions_wanted,
+        "AUTOSCHED_CONVOLUTIONS",
+        lambda call, graph, calls: chain.read_chain(call, graph, calls.made_for(call)),
+        chain.packed,
+        chain.geometry,
+        lambda library, item: library.chain,
+        "only convolutions of float32 with constant weights and one group, each with one behind it that has a group for each channel, "
+        "are computed so",
+    ),
     Variant.OWN_PRODUCT: _Way(
         own_products_wanted,
         "AUTOSCHED_PRODUCTS",
-        read_linear,
+        lambda call, graph, calls: read_linear(call, graph, calls.windows),
         _factors,
         lambda item, graph, width: direct.geometry_of_linear(item, width),
         lambda library, item: library.direct[_beside(item)],
@@ -115,7 +125,7 @@ WAYS: Mapping[int, _Way] = {
     Variant.OWN_RECURRENCE: _Way(
         own_recurrence_wanted,
         "AUTOSCHED_RECURRENCE",
-        lambda call, graph, windows: recurrent.read_recurrence(call, graph),
+        lambda call, graph, calls: recurrent.read_recurrence(call, graph),
         lambda item, weights, lanes: recurrent.packed(weights, item, lanes),
         lambda item, graph, width: recurrent.geometry(item, width),
         lambda library, item: library.gru if item.cell is None else library.lstm,
@@ -124,7 +134,7 @@ WAYS: Mapping[int, _Way] = {
     Variant.OWN_ATTENTION: _Way(
         own_attention_wanted,
         "AUTOSCHED_ATTENTION",
-        attention.read_attention,
+        lambda call, graph, calls: attention.read_attention(call, graph, calls.windows),
         None,
         attention.geometry,
         lambda library, item: library.attention[item.mask is not None],
@@ -149,6 +159,8 @@ def own_variants(operator: Operator, graph: OpGraph) -> tuple[Variant, ...]:
         found += [Variant.WINOGRAD_2, Variant.WINOGRAD_4]
     if direct.may_be_direct(operator, graph):
         found.append(Variant.OWN_CONVOLUTION)
+    if chain.may_be_chain(operator, graph):
+        found.append(Variant.OWN_CHAIN)
     if may_be_linear(operator, graph):
         found.append(Variant.OWN_PRODUCT)
     if recurrent.may_be_recurrent(operator, graph):
@@ -186,7 +198,7 @@ def own_kernel(operator: Operator, bound: BoundProgram, width: int, variant: int
     library = kernel_library()
     if isinstance(library, str):
         return Refused(library)
-    calls = _calls(bound.kernels[operator.index])
+    calls = _calls(bound.kernels[operator.index], operator)
     if calls is None:
         return Refused("what this operator does besides is not known here")
     graph = bound.program.graph
@@ -196,7 +208,10 @@ def own_kernel(operator: Operator, bound: BoundProgram, width: int, variant: int
     if any(slot <= FIRST_SCRATCH for call in calls.calls if call not in found for slot in (*call.reads(), *call.outputs)):
         return Refused("what this operator does besides has memory of its own")
     steps: list[Kernel] = []
+    done = _done_with(found)
     for call in calls.calls:
+        if call in done:
+            continue
         if (item := found.get(call)) is None:
             steps.append(compile_call(call, bound.device))
             continue
@@ -223,7 +238,7 @@ def without_replaced(bound: BoundProgram, replaced: Mapping[int, int]) -> Slots:
     gone: set[int] = set()
     others = {value for operator in graph.operators if operator.index not in replaced for value in operator.reads}
     for index, variant in sorted(replaced.items()):
-        calls = _calls(bound.kernels[index])
+        calls = _calls(bound.kernels[index], graph.operators[index])
         if calls is None:
             continue
         found = _found(calls, WAYS[variant], graph)
@@ -231,7 +246,7 @@ def without_replaced(bound: BoundProgram, replaced: Mapping[int, int]) -> Slots:
         # The weights of one may be the rows of another.
         others.update(slot for item in found.values() for slot in _tensors(item))
         # Beside what is replaced, an operator may have calls that read what that one has weights from.
-        others.update(value for call in calls.calls if call not in found for value in call.reads())
+        others.update(value for call in calls.calls if call not in found and call not in _done_with(found) for value in call.reads())
     for value in gone - others - set(graph.outputs):
         constants[value] = None
     return constants
@@ -239,14 +254,20 @@ def without_replaced(bound: BoundProgram, replaced: Mapping[int, int]) -> Slots:
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """What a kernel does: calls, and the views of values that those read, by slots of the operator's own."""
+    """What a kernel does: calls, the views of values that those read, by slots of the operator's own, and what others read."""
 
     calls: tuple[Call, ...]
     windows: Mapping[int, Window]
+    writes: tuple[int, ...]
+
+    def made_for(self, call: Call) -> dict[int, Call]:
+        """The calls that make what ``call`` reads and nobody else."""
+        others = {value for other in self.calls if other is not call for value in other.reads()}.union(self.writes)
+        return {value: other for other in self.calls for value in other.outputs if value in call.reads() and value not in others}
 
 
-def _calls(kernel: Kernel) -> _Calls | None:
-    """What ``kernel`` does, if it is nothing else."""
+def _calls(kernel: Kernel, operator: Operator) -> _Calls | None:
+    """What ``kernel`` does for ``operator``, if it is nothing else."""
     items = instructions_of(kernel)
     if items is None:
         return None
@@ -254,11 +275,16 @@ def _calls(kernel: Kernel) -> _Calls | None:
     # What is released is made by the calls, and is again.
     if any(not isinstance(item, CallOperator | Release) and item not in windows.values() for item in items):
         return None
-    return _Calls(tuple(item.call for item in items if isinstance(item, CallOperator)), windows)
+    return _Calls(tuple(item.call for item in items if isinstance(item, CallOperator)), windows, operator.writes)
 
 
 def _found(calls: _Calls, way: _Way, graph: OpGraph) -> dict[Call, Computed]:
-    return {call: item for call in calls.calls if (item := way.read(call, graph, calls.windows)) is not None}
+    return {call: item for call in calls.calls if (item := way.read(call, graph, calls)) is not None}
+
+
+def _done_with(found: Mapping[Call, Computed]) -> set[Call]:
+    """The calls that need not run, since others are computed together with them."""
+    return {item.before for item in found.values() if isinstance(item, chain.Chain)}
 
 
 def _packed(
