@@ -21,6 +21,7 @@ sys.path.append(str(HERE.parent))
 
 from experiments import (  # noqa: E402
     tables_attention,
+    tables_chains,
     tables_claims,
     tables_convolutions,
     tables_coverage,
@@ -97,6 +98,7 @@ TABLES = {
     "narrow-cpu": lambda: of_cpus(tables_packing.narrow_table),
     "attention-cpu": lambda: of_cpus(tables_attention.attention_table),
     "convolutions-cpu": lambda: of_cpus(tables_convolutions.convolutions_table),
+    "chains-cpu": lambda: of_cpus(tables_chains.chains_table),
     "engines-cpu": lambda: of_cpus(tables_engines.engines_table),
     "winograd-cpu": lambda: of_cpus(tables_winograd.winograd_table),
     "products-cpu": lambda: of_cpus(tables_products.products_table),

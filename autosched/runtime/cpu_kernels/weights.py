@@ -40,7 +40,7 @@ def transformed(weight: torch.Tensor, outputs: int, lanes: int) -> torch.Tensor:
 
 
 def summed(weight: torch.Tensor, lanes: int, *, groups: int, turned: bool) -> torch.Tensor:
-    """``weight`` as ``direct.h`` reads it.
+    """``weight`` as ``summed.h`` or ``each_channel.h`` reads it.
 
     Args:
         weight: float32 ``[features, channels of a group, rows, columns]``.
