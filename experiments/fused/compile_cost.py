@@ -54,7 +54,7 @@ def fused_turn(model: str, kind: str) -> dict[str, Any]:
     from autosched.runtime.numerics import compare
     from autosched.runtime.plan import make_plan
     from autosched.runtime.regions.library import region_library
-    from autosched.runtime.regions.pieces import piece_digest, pieces_of
+    from autosched.runtime.regions.pieces import UNCOMPILED, piece_digest, pieces_of
 
     device = torch.device("cuda:0" if kind == "cuda" else "cpu")
     loaded = zoo.load(model)
@@ -70,8 +70,13 @@ def fused_turn(model: str, kind: str) -> dict[str, Any]:
         library = region_library(program, device, cpu_device_key(), software_key())
     assert library is not None
     widths = tuple(dict.fromkeys((1, torch.get_num_threads()))) if kind == "cpu" else (1,)
+    # Libraries, and kernels of our own, have variants too, which cost no compiler anything.
     wanted = [
-        (index, width, int(variant)) for width in widths for index in range(len(graph)) for variant in library.variants(index) if variant
+        (index, width, int(variant))
+        for width in widths
+        for index in range(len(graph))
+        for variant in library.variants(index)
+        if variant not in UNCOMPILED
     ]
     pieces = {index: [piece for piece in pieces_of(graph.operators[index], graph) if piece.compiled] for index, _, _ in wanted}
     distinct = {(piece_digest(piece, graph), width, variant) for index, width, variant in wanted for piece in pieces[index]}

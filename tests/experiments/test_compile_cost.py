@@ -6,9 +6,11 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from autosched.core.variants import Variant
 from experiments.calls import LEFT, Call
 from experiments.fused import compile_cost
 
@@ -68,3 +70,17 @@ def test_a_call_that_was_too_short_is_gone_on_with(monkeypatch: pytest.MonkeyPat
     begun.clear()
     target.unlink()
     assert compile_cost.measure("toy", asked, target, Call(42.0)) == 1
+
+
+def test_only_what_a_compiler_makes_is_asked_for_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variants of libraries were regions, and kernels of our own were refused, which nobody had given the weights."""
+    asked: list[tuple[int, int, int]] = []
+    offered = (Variant.CALLS, Variant.COMPILED, Variant.OWN_CONVOLUTION, Variant.CUDNN_FUSED, Variant.CUBLASLT)
+    library = SimpleNamespace(
+        variants=lambda operator: offered, prepare=asked.extend, kernel=lambda *item: None, apply=lambda bound, plan: bound,
+        compiled=0, reused=0, processes=1, refusals=(),
+    )  # fmt: skip
+    monkeypatch.setattr("autosched.runtime.regions.library.region_library", lambda *given: library)
+    found = compile_cost.fused_turn("autosched:toy", "cpu")
+    assert {variant for _, _, variant in asked} == {Variant.COMPILED}
+    assert found["variants"] == len(asked) == found["operators"] * len(found["widths"])
