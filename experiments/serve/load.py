@@ -106,6 +106,7 @@ def _watch_stages(loading: Any, spent: dict[str, float]) -> None:
     timed(binding, "ModelWatch", "watch")
     timed(binding, "gather_constants", "constants")
     timed(binding, "bind_for", "pack")
+    timed(binding, "bind", "pack")  # on a GPU
     timed(binding, "make_plan", "plan")
     timed(binding.Binder, "_verify", "verify")
 
