@@ -17,9 +17,9 @@ from autosched.device.base import Limits
 from autosched.device.registry import device_named
 from autosched.pipeline.collecting import Aims, Subject
 from autosched.pipeline.memory import Measured, remember_runs
-from experiments.costmodel import collect as gathering
 from experiments.calls import LEFT
 from experiments.costmodel import add_runs as adding
+from experiments.costmodel import collect as gathering
 from experiments.costmodel import shipping
 from experiments.costmodel.add_runs import main as add_runs
 from experiments.costmodel.shipping import folder_of, resume, ship

@@ -129,7 +129,10 @@ def test_a_model_whose_time_is_over_has_fewer_repeats_but_one(monkeypatch: pytes
 
 def test_what_a_gpu_has_bound_is_in_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its table said that folding and packing weights took no time at all."""
-    for owner, names in ((loading, ("read_bundles", "check_bundle")), (binding, ("ModelWatch", "gather_constants", "bind_for", "make_plan"))):
+    for owner, names in (
+        (loading, ("read_bundles", "check_bundle")),
+        (binding, ("ModelWatch", "gather_constants", "bind_for", "make_plan")),
+    ):
         for name in names:
             monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(binding.Binder, "_verify", binding.Binder._verify)
