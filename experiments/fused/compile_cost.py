@@ -182,8 +182,12 @@ def measure(model: str, arguments: argparse.Namespace, target: Path, call: Call)
             continue
         # What Inductor's own processes still write there outlives the turn.
         with tempfile.TemporaryDirectory(prefix="autosched-cost-", ignore_cleanup_errors=True) as folder:
+            failed = ""
             for name in names:
-                document[name] = turn(model, arguments, folder, workers, call.limit_s)
+                # Where the first has not compiled everything, the second finds little, and would have no time either.
+                said = {"error": f"not begun: the {failed} turn has no result"} if failed else None
+                document[name] = said or turn(model, arguments, folder, workers, call.limit_s)
+                failed = failed or (name if "error" in document[name] else "")
                 print(model, name, json.dumps(document[name]), flush=True)
                 # After every turn: a call that is ended keeps those before.
                 write_json(target, document)

@@ -72,6 +72,27 @@ def test_a_call_that_was_too_short_is_gone_on_with(monkeypatch: pytest.MonkeyPat
     assert compile_cost.measure("toy", asked, target, Call(42.0)) == 1
 
 
+def test_a_first_turn_that_no_call_has_time_for_is_not_begun_again_for_the_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each call spent all of its time on the first one, of which it had a result, and had none left for the second."""
+    target, begun = tmp_path / "fused_toy.json", list[float]()
+    asked = argparse.Namespace(device="cuda", lowering="fused", workers=None, serial=False, again=False, retry=False)
+
+    def turn(model: str, arguments: argparse.Namespace, folder: str, workers: int | None, limit_s: float) -> dict[str, object]:
+        if begun:
+            return {"error": "not begun: 0 s were left", "late_after_s": 0.0}
+        begun.append(limit_s)
+        return {"error": f"not done in {limit_s:.0f} s", "late_after_s": limit_s}
+
+    monkeypatch.setattr(compile_cost, "turn", turn)
+    assert compile_cost.measure("toy", asked, target, Call(500.0)) == 1
+    assert json.loads(target.read_text())["second"]["error"] == "not begun: the first turn has no result"
+    assert compile_cost.measure("toy", asked, target, Call(500.0)) == 1
+    assert len(begun) == 1
+    begun.clear()
+    assert compile_cost.measure("toy", asked, target, Call(900.0)) == 1
+    assert len(begun) == 1
+
+
 def test_only_what_a_compiler_makes_is_asked_for_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Variants of libraries were regions, and kernels of our own were refused, which nobody had given the weights."""
     asked: list[tuple[int, int, int]] = []
