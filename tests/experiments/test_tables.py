@@ -243,6 +243,10 @@ def test_other_results_fill_their_targets(tmp_path: Path) -> None:
     assert (gap.figure, gap.met, gap.aim_met) == ("0.6 %", True, False)
     assert "a \\| b" in tables_gpu.probes_table(folder / "probes.json")
     assert "| xgboost | 3.00 | 14.00 | 0.90 | 2.00 | 96.00 |" in tables_gpu.costmodel_table(folder / "costmodel.json")
+    # Where no pair waits for another or is slowed down by it, there is no such error, and no table was made of anything.
+    model["held_out"] = {name: {**metrics, "contended_median_ape_pct": None} for name in ("xgboost", "constant")}
+    (folder / "costmodel.json").write_text(json.dumps(model))
+    assert named(claims(tmp_path, tmp_path), "median APE").figure == ""
 
 
 def test_what_a_cpu_measured_stands_beside_a_target_and_never_settles_it(tmp_path: Path) -> None:
