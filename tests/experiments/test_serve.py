@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from autosched.core.errors import UsageError
 from autosched.runtime import binding
 from autosched.runtime import load as loading
 from autosched.runtime.host_key import usable_cores
@@ -143,14 +144,16 @@ def test_what_a_gpu_has_bound_is_in_a_stage(monkeypatch: pytest.MonkeyPatch) -> 
     assert spent["pack"] >= 0.01
 
 
-def test_a_repeat_that_fails_says_why_and_keeps_what_others_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_fails_says_why_and_keeps_what_others_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = {"bad": load.ChildFailed("no such model: bad"), "missing": UsageError("timm is not installed")}
+
     def measure(name: str, *given: object) -> dict[str, object]:
-        if name == "bad":
-            raise load.ChildFailed("no such model: bad")
+        if name in failures:
+            raise failures[name]
         return {"operators": 3, "total_s": {"p50": 1.0}, "repeats": 2, "model": name}
 
     monkeypatch.setattr(load, "measure", measure)
-    monkeypatch.setattr(sys, "argv", ["load.py", "good", "bad", "--out", str(tmp_path / "load.json")])
+    monkeypatch.setattr(sys, "argv", ["load.py", "missing", "good", "bad", "--out", str(tmp_path / "load.json")])
     assert load.main() == 1
     assert [case["model"] for case in json.loads((tmp_path / "load.json").read_text())["cases"]] == ["good"]
 
