@@ -166,7 +166,8 @@ def measure(model: str, arguments: argparse.Namespace, target: Path, call: Call)
     Returns:
         0, 1 if one failed, ``LEFT`` if one is left.
     """
-    document: dict[str, Any] = {"environment": environment(), "model": model, "lowering": arguments.lowering}
+    here = environment()
+    document: dict[str, Any] = {"environment": here, "model": model, "lowering": arguments.lowering}
     if not arguments.again:
         document |= read_json(target) or {}
 
@@ -180,6 +181,8 @@ def measure(model: str, arguments: argparse.Namespace, target: Path, call: Call)
     for names, workers in together:
         if not any(lacks(name, retry=arguments.retry) for name in names):
             continue
+        # Not that of an earlier call, which may be of another commit.
+        document["environment"] = here
         # What Inductor's own processes still write there outlives the turn.
         with tempfile.TemporaryDirectory(prefix="autosched-cost-", ignore_cleanup_errors=True) as folder:
             failed = ""

@@ -57,11 +57,13 @@ def test_a_call_that_was_too_short_is_gone_on_with(monkeypatch: pytest.MonkeyPat
         return {"error": "status 1"} if workers == 1 else {"ready_s": 1.0}
 
     monkeypatch.setattr(compile_cost, "turn", turn)
+    monkeypatch.setattr(compile_cost, "environment", lambda: {"commit": f"after {len(begun)} turns"})
     assert compile_cost.measure("toy", asked, target, Call(500.0)) == LEFT
     assert begun == ["together", "together", "serial"]
     # The second needs what the first one compiled; the serial one failed, which is a result.
     assert compile_cost.measure("toy", asked, target, Call(500.0)) == 1
     assert begun[3:] == ["together", "together"]
+    assert json.loads(target.read_text())["environment"] == {"commit": "after 3 turns"}
     asked.retry = True
     assert compile_cost.measure("toy", asked, target, Call(500.0)) == 1
     assert begun[5:] == ["serial"]
