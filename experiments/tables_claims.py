@@ -201,8 +201,9 @@ def _cost_model(path: Path) -> list[Claim]:
     harder = document.get("not_waiting", {}).get(chosen, {}).get("contended_median_ape_pct")
     told = remark if harder is None else f"{remark}; {harder:.1f} % where neither waits until the other is done"
     # Where all pairs slow down alike, a small error is no merit.
-    if constant := document["held_out"].get("constant"):
-        told += f"; the same slowdown for all is off by {constant['contended_median_ape_pct']:.1f} %"
+    constant = document["held_out"].get("constant", {}).get("contended_median_ape_pct")
+    if constant is not None:
+        told += f"; the same slowdown for all is off by {constant:.1f} %"
     return [
         _below(error, value, 20.0, 10.0, source, told, settled=settled),
         Claim(

@@ -130,7 +130,9 @@ def probes_table(path: Path) -> str:
     machine = document["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items() if version)
     label = "**Smoke run on a test double: no figure is a measurement.** " if machine.get("smoke") else ""
-    return "\n".join([*lines, "", f"{label}{machine.get('gpu', '')}; {versions}; commit {machine.get('commit', '')[:9] or 'unknown'}."])
+    # The machine's is that of the last call, in which few of them may have been asked.
+    commits = sorted({probe.get("commit", machine.get("commit", ""))[:9] or "unknown" for probe in document["probes"].values()})
+    return "\n".join([*lines, "", f"{label}{machine.get('gpu', '')}; {versions}; commit {', '.join(commits)}."])
 
 
 def opara_table(folder: Path) -> str:

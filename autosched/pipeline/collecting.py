@@ -27,7 +27,7 @@ from autosched.datasets.collect import Collected, collect_model
 from autosched.datasets.schema import TABLES, ScopeRow
 from autosched.datasets.session_measurer import SessionMeasurer
 from autosched.datasets.store import Store
-from autosched.device.base import Device, Session
+from autosched.device.base import Device, Session, StartsEarly
 from autosched.device.registry import device_named
 from autosched.pipeline.graph_proofs import launch_facts
 from autosched.pipeline.other_work import COLLECT_AGAIN, other_work_note
@@ -146,8 +146,8 @@ def collect(
         keep_disturbed: keep what was timed while others had the cores, marked as such, instead of leaving it for a later run;
             training leaves it out. For rehearsals.
 
-    A model that cannot be captured, or whose measuring process is lost, is left out and named; the rest goes on. One whose turn comes when
-    the time is up is not begun.
+    A model that cannot be captured, or that the device cannot hold, or whose measuring process is lost, is left out and named; the rest
+    goes on. One whose turn comes when the time is up is not begun.
 
     Raises:
         UsageError: before anything is measured, if there can be no such folder.
@@ -175,20 +175,20 @@ def collect(
             continue
         told.stage(f"collect {subject.name}", max(deadline - time.monotonic(), 0.0))
         try:
-            captured = capture(subject.model, subject.args, subject.kwargs, target=opened.key.kind)
-            require_operators(len(captured.program.graph))
+            graph, session = _opened(subject, opened)
         except AutoschedError as error:
             left_out.append(f"{subject.name} left out: {error}")
             not_measured.append(subject.name)
+            lost = error if isinstance(error, DeviceError) else lost
             continue
         try:
-            with contextlib.closing(opened.open(captured.program, captured.constants, timeout_s=_TIMEOUT_S)) as session:
+            with contextlib.closing(session):
                 # Starts the worker, so that its start is not taken from this model's share.
                 scope = scope_row(opened, session.limits)
                 left_out += _on_other_lanes(subject, scope, opened)
                 share_s = max(deadline - time.monotonic(), 0.0) / (len(subjects) - index)
                 done = collect_graph(
-                    session, captured.program.graph, store, scope, name=subject.name, aims=wanted, model=model, budget_s=share_s,
+                    session, graph, store, scope, name=subject.name, aims=wanted, model=model, budget_s=share_s,
                     seed=seed, progress=told, keep_disturbed=keep_disturbed,
                 )  # fmt: skip
         except DeviceError as error:
@@ -205,6 +205,21 @@ def collect(
     if note := other_work_note(opened, "at the end", COLLECT_AGAIN):
         left_out.append(note)
     return _result(store, opened, subjects, left_out, not_measured, unfinished, total)
+
+
+def _opened(subject: Subject, device: Device) -> tuple[OpGraph, Session]:
+    """The model on the device, captured while the measuring process imports what it needs."""
+    early = device if isinstance(device, StartsEarly) else None
+    if early is not None:
+        early.start_early(timeout_s=_TIMEOUT_S)
+    try:
+        captured = capture(subject.model, subject.args, subject.kwargs, target=device.key.kind)
+        require_operators(len(captured.program.graph))
+        return captured.program.graph, device.open(captured.program, captured.constants, timeout_s=_TIMEOUT_S)
+    except BaseException:
+        if early is not None:
+            early.drop_early()
+        raise
 
 
 def _on_other_lanes(subject: Subject, scope: ScopeRow, device: Device) -> list[str]:

@@ -1,9 +1,10 @@
 """Adds what comparisons measured of operators and pairs to the data set of their device, anywhere and without the device.
 
-    python experiments/costmodel/add_runs.py gpu-session/h200/cache/*/runs --to datasets/data/h200
+    python experiments/costmodel/add_runs.py gpu-session/h200/cache/*/runs/* --to datasets/data/h200
 
-Every job leaves such runs in ``runs`` of its cache folder. Rows that are there already stay as they are unless the new ones say more.
-``experiments/h200/costmodel.py`` or ``experiments/costmodel/held_out.py`` then makes the tables and the model.
+Every job leaves such runs in ``runs`` of its cache folder, in a folder for each device. Rows that are there already stay as they are
+unless the new ones say more. ``experiments/h200/costmodel.py`` or ``experiments/costmodel/held_out.py`` then makes the tables and the
+model.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def fused_turn(model: str, kind: str) -> dict[str, Any]:
     from autosched.runtime.numerics import compare
     from autosched.runtime.plan import make_plan
     from autosched.runtime.regions.library import region_library
-    from autosched.runtime.regions.pieces import piece_digest, pieces_of
+    from autosched.runtime.regions.pieces import UNCOMPILED, piece_digest, pieces_of
 
     device = torch.device("cuda:0" if kind == "cuda" else "cpu")
     loaded = zoo.load(model)
@@ -70,8 +70,13 @@ def fused_turn(model: str, kind: str) -> dict[str, Any]:
         library = region_library(program, device, cpu_device_key(), software_key())
     assert library is not None
     widths = tuple(dict.fromkeys((1, torch.get_num_threads()))) if kind == "cpu" else (1,)
+    # Libraries, and kernels of our own, have variants too, which cost no compiler anything.
     wanted = [
-        (index, width, int(variant)) for width in widths for index in range(len(graph)) for variant in library.variants(index) if variant
+        (index, width, int(variant))
+        for width in widths
+        for index in range(len(graph))
+        for variant in library.variants(index)
+        if variant not in UNCOMPILED
     ]
     pieces = {index: [piece for piece in pieces_of(graph.operators[index], graph) if piece.compiled] for index, _, _ in wanted}
     distinct = {(piece_digest(piece, graph), width, variant) for index, width, variant in wanted for piece in pieces[index]}
@@ -161,7 +166,8 @@ def measure(model: str, arguments: argparse.Namespace, target: Path, call: Call)
     Returns:
         0, 1 if one failed, ``LEFT`` if one is left.
     """
-    document: dict[str, Any] = {"environment": environment(), "model": model, "lowering": arguments.lowering}
+    here = environment()
+    document: dict[str, Any] = {"environment": here, "model": model, "lowering": arguments.lowering}
     if not arguments.again:
         document |= read_json(target) or {}
 
@@ -175,10 +181,16 @@ def measure(model: str, arguments: argparse.Namespace, target: Path, call: Call)
     for names, workers in together:
         if not any(lacks(name, retry=arguments.retry) for name in names):
             continue
+        # Not that of an earlier call, which may be of another commit.
+        document["environment"] = here
         # What Inductor's own processes still write there outlives the turn.
         with tempfile.TemporaryDirectory(prefix="autosched-cost-", ignore_cleanup_errors=True) as folder:
+            failed = ""
             for name in names:
-                document[name] = turn(model, arguments, folder, workers, call.limit_s)
+                # Where the first has not compiled everything, the second finds little, and would have no time either.
+                said = {"error": f"not begun: the {failed} turn has no result"} if failed else None
+                document[name] = said or turn(model, arguments, folder, workers, call.limit_s)
+                failed = failed or (name if "error" in document[name] else "")
                 print(model, name, json.dumps(document[name]), flush=True)
                 # After every turn: a call that is ended keeps those before.
                 write_json(target, document)

@@ -72,13 +72,18 @@ def main() -> int:
     target = options.out or folder_of(opened)
     work = options.work or ROOT / ".autosched" / "runs" / target.name
     resume(work, target)
-    budget_s = options.deadline - _SPARE_S - (time.monotonic() - began)
+    until = began + options.deadline - _SPARE_S
     done = done_before(target, models)
-    models = open_first(models, work, done)
-    # Fewer models with time enough each; the others come first in the next call.
-    now = models[: max(1, int(budget_s / _SHARE_S))]
-    unfinished, result = measure(now, work, device=device, budget_s=budget_s, aims=aims, seed=options.seed, keep_disturbed=options.smoke)
-    unfinished += [name for name in models[len(now) :] if name not in done]
+    left = open_first(models, work, done)
+    unfinished, result = list[str](), None
+    # Fewer models with time enough each. Where those are done sooner, others have the rest; what is left comes first in the next call.
+    while left and (result is None or until - time.monotonic() >= _SHARE_S):
+        budget_s = until - time.monotonic()
+        count = max(1, int(budget_s / _SHARE_S))
+        now, left = left[:count], left[count:]
+        found = measure(now, work, device=device, budget_s=budget_s, aims=aims, seed=options.seed, keep_disturbed=options.smoke)
+        unfinished, result = [*unfinished, *found[0]], found[1] or result
+    unfinished += [name for name in left if name not in done]
     report(work, target, opened, result, unfinished, models=models, seed=options.seed, rehearsal=options.smoke)
     return LEFT if unfinished else 0
 

@@ -104,6 +104,12 @@ def measured(case: Case, folders: Sequence[Path]) -> bool:
     return any("error" not in found["report"] for found in _found(case, folders))
 
 
+def _taken(case: Case, folders: Sequence[Path]) -> str:
+    """When, and of which commit, the result that there is of ``case``."""
+    found = next(found["environment"] for found in _found(case, folders) if "error" not in found["report"])
+    return f"{found['taken'][:10]}, commit {found['commit'][:9] or 'unknown'}"
+
+
 def _found(case: Case, folders: Sequence[Path]) -> list[dict[str, Any]]:
     return [found for folder in folders if (found := read_json(folder / case.file)) is not None]
 
@@ -156,6 +162,9 @@ def main() -> int:
             state = "done" if done(case, folders, call, failures=False) else "failed"
             print(f"{'left' if case in left else state:6}  {case.file}")
         return LEFT if left else 0
+    if known := [case for case in wanted if case not in left and done(case, folders, call, failures=False)]:
+        told = ", ".join(f"{case.file} ({_taken(case, folders)})" for case in known)
+        print(f"not measured again: {told}; to measure it again, name other folders with --out and --done", flush=True)
     late: list[Case] = []
     while left and call.fits():
         case = left.pop(0)

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that the checkout's datasets/ hides nobody's.
 sys.path.append(str(ROOT))
 
+from autosched.core.errors import AutoschedError  # noqa: E402
 from experiments.calls import read_json, run_to_end  # noqa: E402
 from experiments.serve.common import bundle_bytes, interval, parser_of, percentile, record, results_of, tower  # noqa: E402
 
@@ -106,6 +107,7 @@ def _watch_stages(loading: Any, spent: dict[str, float]) -> None:
     timed(binding, "ModelWatch", "watch")
     timed(binding, "gather_constants", "constants")
     timed(binding, "bind_for", "pack")
+    timed(binding, "bind", "pack")  # on a GPU
     timed(binding, "make_plan", "plan")
     timed(binding.Binder, "_verify", "verify")
 
@@ -181,7 +183,7 @@ def main() -> int:
         now = time.monotonic()
         try:
             case = measure(name, repeats, arguments.lanes, arguments.device, now + (end - now) / (len(models) - place))
-        except ChildFailed as error:
+        except (ChildFailed, AutoschedError) as error:
             failed += 1
             print(f"{name} failed: {error}", file=sys.stderr, flush=True)
             continue

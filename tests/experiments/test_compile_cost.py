@@ -6,9 +6,11 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from autosched.core.variants import Variant
 from experiments.calls import LEFT, Call
 from experiments.fused import compile_cost
 
@@ -55,11 +57,13 @@ def test_a_call_that_was_too_short_is_gone_on_with(monkeypatch: pytest.MonkeyPat
         return {"error": "status 1"} if workers == 1 else {"ready_s": 1.0}
 
     monkeypatch.setattr(compile_cost, "turn", turn)
+    monkeypatch.setattr(compile_cost, "environment", lambda: {"commit": f"after {len(begun)} turns"})
     assert compile_cost.measure("toy", asked, target, Call(500.0)) == LEFT
     assert begun == ["together", "together", "serial"]
     # The second needs what the first one compiled; the serial one failed, which is a result.
     assert compile_cost.measure("toy", asked, target, Call(500.0)) == 1
     assert begun[3:] == ["together", "together"]
+    assert json.loads(target.read_text())["environment"] == {"commit": "after 3 turns"}
     asked.retry = True
     assert compile_cost.measure("toy", asked, target, Call(500.0)) == 1
     assert begun[5:] == ["serial"]
@@ -68,3 +72,38 @@ def test_a_call_that_was_too_short_is_gone_on_with(monkeypatch: pytest.MonkeyPat
     begun.clear()
     target.unlink()
     assert compile_cost.measure("toy", asked, target, Call(42.0)) == 1
+
+
+def test_a_first_turn_that_no_call_has_time_for_is_not_begun_again_for_the_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each call spent all of its time on the first one, of which it had a result, and had none left for the second."""
+    target, begun = tmp_path / "fused_toy.json", list[float]()
+    asked = argparse.Namespace(device="cuda", lowering="fused", workers=None, serial=False, again=False, retry=False)
+
+    def turn(model: str, arguments: argparse.Namespace, folder: str, workers: int | None, limit_s: float) -> dict[str, object]:
+        if begun:
+            return {"error": "not begun: 0 s were left", "late_after_s": 0.0}
+        begun.append(limit_s)
+        return {"error": f"not done in {limit_s:.0f} s", "late_after_s": limit_s}
+
+    monkeypatch.setattr(compile_cost, "turn", turn)
+    assert compile_cost.measure("toy", asked, target, Call(500.0)) == 1
+    assert json.loads(target.read_text())["second"]["error"] == "not begun: the first turn has no result"
+    assert compile_cost.measure("toy", asked, target, Call(500.0)) == 1
+    assert len(begun) == 1
+    begun.clear()
+    assert compile_cost.measure("toy", asked, target, Call(900.0)) == 1
+    assert len(begun) == 1
+
+
+def test_only_what_a_compiler_makes_is_asked_for_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variants of libraries were regions, and kernels of our own were refused, which nobody had given the weights."""
+    asked: list[tuple[int, int, int]] = []
+    offered = (Variant.CALLS, Variant.COMPILED, Variant.OWN_CONVOLUTION, Variant.CUDNN_FUSED, Variant.CUBLASLT)
+    library = SimpleNamespace(
+        variants=lambda operator: offered, prepare=asked.extend, kernel=lambda *item: None, apply=lambda bound, plan: bound,
+        compiled=0, reused=0, processes=1, refusals=(),
+    )  # fmt: skip
+    monkeypatch.setattr("autosched.runtime.regions.library.region_library", lambda *given: library)
+    found = compile_cost.fused_turn("autosched:toy", "cpu")
+    assert {variant for _, _, variant in asked} == {Variant.COMPILED}
+    assert found["variants"] == len(asked) == found["operators"] * len(found["widths"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,14 +13,20 @@ import pytest
 from autosched.core.records import DeviceKey
 from autosched.datasets.store import Store
 from autosched.datasets.synthetic import synthetic_store
+from autosched.device.base import Limits
 from autosched.device.registry import device_named
 from autosched.pipeline.collecting import Aims, Subject
+from autosched.pipeline.memory import Measured, remember_runs
+from experiments.calls import LEFT
+from experiments.costmodel import add_runs as adding
 from experiments.costmodel import collect as gathering
 from experiments.costmodel import shipping
 from experiments.costmodel.add_runs import main as add_runs
 from experiments.costmodel.shipping import folder_of, resume, ship
 from experiments.devices import folder_name
+from experiments.h200 import collect as calls
 from experiments.h200.collect import done_before, open_first
+from tests.conformance.graphs import TwoBranches, two_branches_program
 
 
 def keys(folder: Path) -> set[str]:
@@ -54,6 +62,19 @@ def test_runs_of_comparisons_are_added_without_their_device(tmp_path: Path, caps
     unchanged = ("device", "software", "commit", "cores", "models")
     assert {name: now[name] for name in unchanged} == {name: said[name] for name in unchanged}
     assert f"{len(keys(target))} pairs" in capsys.readouterr().out
+
+
+def test_the_command_that_is_written_down_finds_what_jobs_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It named the folder of all devices, which is no store."""
+    target, one = tmp_path / "data", synthetic_store(tmp_path / "one", kernels=6, pairs=10)
+    ship(one.folder, target, device_named("cpu"))
+    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "gpu-session" / "h200" / "cache" / "685cf4059"))
+    graph, limits = two_branches_program(TwoBranches())[0].graph, Limits(2, (1,), (0,), True, 0.1, 0.1, 1.0)
+    assert remember_runs(one.scopes()[0], graph, "autosched:toy", limits, Measured([[] for _ in graph.operators], (), {}), ())
+    command = re.search(r"add_runs\.py (\S+) --to", adding.__doc__ or "")
+    assert command is not None
+    add_runs([*map(str, tmp_path.glob(command[1])), "--to", str(target)])
+    assert Store.open(target).keys("graphs")
 
 
 def test_runs_of_another_device_are_not_added(tmp_path: Path) -> None:
@@ -99,6 +120,32 @@ def test_done_is_what_the_last_call_did_not_leave(tmp_path: Path) -> None:
     assert done_before(tmp_path, ["a", "b"]) == set()
     (tmp_path / "about.json").write_text(json.dumps({"models": ["a", "b"], "unfinished": ["b"]}))
     assert done_before(tmp_path, ["a", "b", "c"]) == {"a"}
+
+
+@pytest.mark.parametrize(("each_s", "turns", "open_ones"), [(10.0, "ab cd", ""), (30.0, "ab c", "d"), (50.0, "ab", "cd")])
+def test_time_that_models_leave_goes_to_those_that_would_have_waited(
+    each_s: float, turns: str, open_ones: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call ended after a tenth of its time, and a GPU was given back with most models not begun."""
+    clock, said = [0.0], list[str]()
+
+    def measure(models: list[str], *_: object, budget_s: float, **__: object) -> tuple[list[str], SimpleNamespace]:
+        assert budget_s == 100.0 - clock[0]
+        clock[0] += each_s * len(models)
+        said.append("".join(models))
+        return [], SimpleNamespace()
+
+    def report(*given: object, **_: object) -> None:
+        said.append(f"open: {''.join(given[4])}")  # type: ignore[arg-type]
+
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(calls, "device_named", lambda name: None)
+    monkeypatch.setattr(calls, "measure", measure)
+    monkeypatch.setattr(calls, "report", report)
+    folders = ("--work", str(tmp_path / "work"), "--out", str(tmp_path / "data"))
+    monkeypatch.setattr(sys, "argv", ["collect.py", *"abcd", "--deadline", "120", *folders])
+    assert calls.main() == (LEFT if open_ones else 0)
+    assert said == [*turns.split(), f"open: {open_ones}"]
 
 
 def test_a_model_that_fails_is_open_and_keeps_no_other_from_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,9 @@ def result(
     folder: Path, case: Case, error: dict[str, Any] | None = None, limit_s: int = 100, rows: list[dict[str, Any]] | None = None
 ) -> None:
     report = {"error": error} if error else {"verdict": "kept", "strategies": rows or []}
+    environment = {"taken": "2026-11-27T08:19:40+00:00", "commit": "685cf4059"}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / case.file).write_text(json.dumps({"run": {"limit_s": limit_s}, "report": report}))
+    (folder / case.file).write_text(json.dumps({"environment": environment, "run": {"limit_s": limit_s}, "report": report}))
 
 
 def test_a_run_that_only_ran_out_of_time_is_tried_again_with_all_of_it(tmp_path: Path) -> None:
@@ -117,6 +118,20 @@ def test_a_call_stops_before_a_run_that_would_not_fit_and_the_next_goes_on(calle
     code, made = called(200.0, *asked)
     assert (code, [name for name, _ in made]) == (0, ["a_3_b1_float32.json", "a_4_b1_float32.json"])
     assert called(200.0, *asked) == (0, [])
+
+
+def test_what_is_not_measured_again_is_named(
+    called: Callable[..., tuple[int, Called]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever pays for a device took it for measured."""
+    asked = ("a:1", "a:2", "a:3", "--batches", "1", "--dtypes", "float32")
+    result(tmp_path / "done", Case("a:1", 1, "float32"))
+    result(tmp_path / "done", Case("a:3", 1, "float32"), {"message": "unsupported", "exit_code": 2})
+    code, made = called(50.0, *asked)
+    assert (code, [name for name, _ in made]) == (1, ["a_2_b1_float32.json"])
+    assert "not measured again: a_1_b1_float32.json (2026-11-27, commit 685cf4059); " in capsys.readouterr().out
+    assert called(50.0, "a:4", *asked[3:])[0] == 0
+    assert "again" not in capsys.readouterr().out
 
 
 def test_a_result_that_was_cut_off_on_its_way_is_measured_again(called: Callable[..., tuple[int, Called]], tmp_path: Path) -> None:

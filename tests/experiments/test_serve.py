@@ -6,12 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
+from autosched.core.errors import UsageError
+from autosched.runtime import binding
+from autosched.runtime import load as loading
 from autosched.runtime.host_key import usable_cores
 from experiments.calls import Ended
 from experiments.serve import callers, load, memory, paused, state
@@ -124,14 +128,32 @@ def test_a_model_whose_time_is_over_has_fewer_repeats_but_one(monkeypatch: pytes
     assert len(ran) == 5
 
 
-def test_a_repeat_that_fails_says_why_and_keeps_what_others_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_gpu_has_bound_is_in_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table said that folding and packing weights took no time at all."""
+    for owner, names in (
+        (loading, ("read_bundles", "check_bundle")),
+        (binding, ("ModelWatch", "gather_constants", "bind_for", "make_plan")),
+    ):
+        for name in names:
+            monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(binding.Binder, "_verify", binding.Binder._verify)
+    monkeypatch.setattr(binding, "bind", lambda *given: time.sleep(0.01))
+    spent: dict[str, float] = {}
+    load._watch_stages(loading, spent)
+    binding.bind(None, {}, torch.device("cuda"))
+    assert spent["pack"] >= 0.01
+
+
+def test_a_model_that_fails_says_why_and_keeps_what_others_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = {"bad": load.ChildFailed("no such model: bad"), "missing": UsageError("timm is not installed")}
+
     def measure(name: str, *given: object) -> dict[str, object]:
-        if name == "bad":
-            raise load.ChildFailed("no such model: bad")
+        if name in failures:
+            raise failures[name]
         return {"operators": 3, "total_s": {"p50": 1.0}, "repeats": 2, "model": name}
 
     monkeypatch.setattr(load, "measure", measure)
-    monkeypatch.setattr(sys, "argv", ["load.py", "good", "bad", "--out", str(tmp_path / "load.json")])
+    monkeypatch.setattr(sys, "argv", ["load.py", "missing", "good", "bad", "--out", str(tmp_path / "load.json")])
     assert load.main() == 1
     assert [case["model"] for case in json.loads((tmp_path / "load.json").read_text())["cases"]] == ["good"]
 

@@ -212,9 +212,10 @@ def test_other_results_fill_their_targets(tmp_path: Path) -> None:
         "decision": {"chosen": "xgboost"}, "held_out": {"xgboost": metrics, "constant": metrics}, "probes": {},
     }  # fmt: skip
     (folder / "costmodel.json").write_text(json.dumps(model))
+    told = {"question": "q", "answer": "a | b", "commit": "45b363c8321"}
     probes = {
-        "machine": {"smoke": False},
-        "probes": {"P12": {"question": "q", "answer": "a | b", "data": {"call_us": [30.0, 32.0], "bare_replay_us": [20.0]}}},
+        "machine": {"smoke": False, "commit": "929936907ab"},
+        "probes": {"P1": {**told, "data": {}}, "P12": {**told, "data": {"call_us": [30.0, 32.0], "bare_replay_us": [20.0]}}},
     }
     (folder / "probes.json").write_text(json.dumps(probes))
     (tmp_path / "speed.json").write_text(json.dumps({"smoke": False, "evaluations": {"rows": [[100, 4, 60000, 40000, 1, 1, 1.0]]}}))
@@ -242,7 +243,12 @@ def test_other_results_fill_their_targets(tmp_path: Path) -> None:
     gap = named(claims(tmp_path, tmp_path), "search gap")
     assert (gap.figure, gap.met, gap.aim_met) == ("0.6 %", True, False)
     assert "a \\| b" in tables_gpu.probes_table(folder / "probes.json")
+    assert tables_gpu.probes_table(folder / "probes.json").endswith("commit 45b363c83.")
     assert "| xgboost | 3.00 | 14.00 | 0.90 | 2.00 | 96.00 |" in tables_gpu.costmodel_table(folder / "costmodel.json")
+    # Where no pair waits for another or is slowed down by it, there is no such error, and no table was made of anything.
+    model["held_out"] = {name: {**metrics, "contended_median_ape_pct": None} for name in ("xgboost", "constant")}
+    (folder / "costmodel.json").write_text(json.dumps(model))
+    assert named(claims(tmp_path, tmp_path), "median APE").figure == ""
 
 
 def test_what_a_cpu_measured_stands_beside_a_target_and_never_settles_it(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from autosched.core.errors import UsageError, WorkerLost
+from autosched.core.errors import UnsupportedGraph, UsageError, WorkerLost
+from autosched.core.program import Program
 from autosched.core.records import Contamination, Engine, Failure, FailureKind, Samples, ScheduleRecord, SoloRecord
 from autosched.core.schedule import Schedule, canonical_key, sequential
 from autosched.datasets.schema import ScopeRow
@@ -102,6 +103,39 @@ def test_a_model_whose_process_is_lost_is_left_out_and_the_others_go_on(died: st
     assert found.not_measured == tuple(died)
     assert found.kept == 2 * (2 - len(died))
     assert all(f"{name} left out: the process of {name} died" in found.left_out for name in died)
+
+
+def test_a_model_that_its_device_cannot_hold_is_left_out_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class Gpu(Device):
+        def start_early(self, *, timeout_s: float) -> None:
+            said.append("start")
+
+        def drop_early(self) -> None:
+            said.append("drop")
+
+        def open(self, program: Program, *_: object, **__: object) -> SessionDouble:
+            said.append("open")
+            if program is held:
+                return super().open()
+            raise UnsupportedGraph("operator nonzero waits for the device")
+
+    def capture(model: object, args: tuple[str, ...], kwargs: object, *, target: str) -> SimpleNamespace:
+        said.append("capture")
+        if args == ("a",):
+            raise UnsupportedGraph("it cannot be exported")
+        return SimpleNamespace(program=held if args == ("c",) else PROGRAM, constants={})
+
+    held = dataclasses.replace(PROGRAM)
+    done = SimpleNamespace(kept=2, disturbed=0, failures=0, finished=True)
+    monkeypatch.setattr(collecting, "collect_graph", lambda *_, **__: done)
+    monkeypatch.setattr(collecting, "device_named", lambda name: Gpu())
+    monkeypatch.setattr(collecting, "capture", capture)
+    found = collect([Subject(name, TwoBranches(), (name,), {}) for name in "abc"], tmp_path / "runs", device="cpu", budget_s=60.0)
+    assert (found.not_measured, found.kept) == (("a", "b"), 2)
+    assert "b left out: operator nonzero waits for the device" in found.left_out
+    assert " ".join(said) == "start capture drop start capture open drop start capture open"
 
 
 def test_what_became_of_a_run_is_added_up_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
