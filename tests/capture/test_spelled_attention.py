@@ -264,6 +264,12 @@ LEFT_ALONE: dict[str, Callable[..., Any]] = {
     "rounded": lambda m, q, k, v: joined((q @ k.mT).div(2.0, rounding_mode="floor").softmax(-1) @ v),
     "scaled by a tensor": lambda m, q, k, v: joined((q @ k.mT * m.bias[0, 0, 0]).softmax(-1) @ v),
     "divided by a number": lambda m, q, k, v: joined((2.0 / (q @ k.mT)).softmax(-1) @ v),
+    "heads parted for the values": lambda m, q, k, v: joined(
+        torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).view(BATCH, HEADS, QUERIES, KEYS).softmax(-1) @ v),
+    "heads joined for the values": lambda m, q, k, v: torch.bmm(
+        (q[:1] @ k[:1].mT).view(HEADS, QUERIES, KEYS).softmax(-1), v[0].contiguous()),
+    "batches and heads parted otherwise for the values": lambda m, q, k, v: (
+        (q @ k.mT).view(HEADS, BATCH, QUERIES, KEYS).softmax(-1) @ v.transpose(0, 1).contiguous()),
     "another view between": lambda m, q, k, v: joined((q @ k.mT).flatten(0, 1).softmax(-1).unflatten(0, (BATCH, HEADS)) @ v),
 }  # fmt: skip
 

@@ -170,6 +170,9 @@ class _Finder:
         lying = (query.strides[-1:], turned.strides[-2:-1], value.strides[-1:]) == ((1,), (1,), (1,))
         if any(spec.dtype != "float32" or spec.elements < 1 for spec in tensors) or not lying:
             return False
+        # Between the products a view may have parted batches or heads, or joined them.
+        if query.shape[:-2] != value.shape[:-2]:
+            return False
         if any(len(specs[mask.value].shape) < 2 for mask in (*scores.added, *(() if scores.hidden is None else (scores.hidden,)))):
             return False
         # Where values are not as wide as keys PyTorch has no fused kernel, and what it does then takes longer than what the model does.
