@@ -55,6 +55,7 @@ LEFT_ALONE: dict[str, Callable[[torch.Tensor], object]] = {
     "a tangent that is read again": lambda x: (torch.tanh(x) + 1, torch.tanh(x)),
     "a tangent and two": lambda x: torch.tanh(x) + 2,
     "a tangent and ones with a factor": lambda x: torch.add(torch.tanh(x), 1, alpha=3),
+    "a tangent of integers": lambda x: torch.tanh((x * 40).to(torch.int8)) + 1,
     "sixteen bits": lambda x: gelu(x.bfloat16(), approximate="tanh"),
     "few numbers": lambda x: gelu(x[:8191], approximate="tanh"),
 }

@@ -40,7 +40,9 @@ def spell_slow_activations(draft: Draft) -> int:
         elif node.target == "aten::add.Tensor" and node.args[1:] == (1,) and not node.kwargs:
             tangent = producers.get(source)
             given = tangent.tensor("self") if tangent is not None and tangent.target == "aten::tanh.default" else None
-            if given is not None and len(users[source]) == 1 and source not in leaving:
+            # Integers have a tangent in float32, too, and twice an integer may be more than there is.
+            alone = len(users[source]) == 1 and source not in leaving
+            if given is not None and _large(draft, given) and alone:
                 spelled = _tangent_and_one(Spelling(draft, node), given)
         nodes += spelled or [node]
         changed += bool(spelled)
