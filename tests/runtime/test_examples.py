@@ -23,7 +23,8 @@ def test_it_lies_in_memory_as_the_spec_says(shape: tuple[int, ...], strides: tup
     assert made.dtype == getattr(torch, dtype)
 
 
-def test_weights_in_eight_bits_are_not_all_alike_and_indices_exist() -> None:
-    assert example_of(TensorSpec((8, 8), "int8", (8, 1)), CPU, 0).unique().numel() > 1
+def test_weights_in_eight_bits_and_masks_are_not_all_alike_and_indices_exist() -> None:
+    for dtype in ("int8", "bool"):
+        assert example_of(TensorSpec((8, 8), dtype, (8, 1)), CPU, 0).unique().numel() > 1
     for dtype in ("int64", "int32", "uint8"):
         assert not example_of(TensorSpec((8, 8), dtype, (8, 1)), CPU, 0).any()

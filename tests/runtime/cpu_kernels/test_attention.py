@@ -348,6 +348,20 @@ def test_a_kernel_that_computes_something_else_is_refused(monkeypatch: pytest.Mo
     assert "computes something else" in made.reason
 
 
+@pytest.mark.parametrize("mask", [hidden(20, 50), added(20, 50)])
+def test_a_kernel_that_reads_another_place_of_a_mask_is_refused(mask: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = capture(Net(), inputs_of((1, 2, 2, 20, 50, 32, 32), mask), lowering=Lowering.REWRITTEN)
+
+    def wrong(item: Attention, graph: OpGraph, width: int) -> torch.Tensor:
+        assert item.mask is not None
+        return geometry(dataclasses.replace(item, mask=dataclasses.replace(item.mask, strides=(0, 0, 0, 1))), graph, width)
+
+    monkeypatch.setattr(steps, "WAYS", {**steps.WAYS, OWN: dataclasses.replace(steps.WAYS[OWN], numbers=wrong)})
+    made = steps_way(found, having(found, OWN)[0])
+    assert isinstance(made, Refused)
+    assert "computes something else" in made.reason
+
+
 def steps_way(found: Captured, index: int) -> object:
     return library_of(found).kernel(index, 1, OWN, bind(found.program, found.constants, "cpu"))
 
