@@ -20,7 +20,8 @@ _VIEWS = ("aten::view.default", "aten::_unsafe_view.default", "aten::reshape.def
 def join_attention(draft: Draft) -> int:
     """``softmax(query @ key.T * scale + masks) @ value`` in float32 becomes one ``scaled_dot_product_attention``, which keeps no scores.
 
-    Sums are taken in another order. A query from which everything is hidden by minus infinity gets zeros, where softmax makes NaN.
+    Sums are taken in another order. A query from which everything is hidden by minus infinity gets zeros, where softmax makes NaN; one from
+    which a score that is not finite is hidden may get NaN, since PyTorch hides by adding minus infinity.
     """
     finder = _Finder(draft)
     made: dict[Node, list[Node]] = {}
