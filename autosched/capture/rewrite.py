@@ -19,6 +19,7 @@ from autosched.capture.passes.cpu_linear import pack_cpu_linears
 from autosched.capture.passes.cpu_recurrent import part_cpu_recurrences
 from autosched.capture.passes.cpu_rows import spell_row_products
 from autosched.capture.passes.depthwise import join_depthwise
+from autosched.capture.passes.gates import hand_on_gates
 from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.pointwise import fuse_pointwise
@@ -79,7 +80,12 @@ PASSES: tuple[Pass, ...] = (
 )
 _JOIN_DEPTHWISE = Pass("join_depthwise", join_depthwise, only_on="cpu")
 GROUPING: dict[Lowering, tuple[Pass, ...]] = {
-    Lowering.REWRITTEN: (Pass("sink_views", sink_views), Pass("fuse_pointwise", fuse_pointwise), _JOIN_DEPTHWISE),
+    Lowering.REWRITTEN: (
+        Pass("sink_views", sink_views),
+        Pass("fuse_pointwise", fuse_pointwise),
+        Pass("hand_on_gates", hand_on_gates, only_on="cpu"),
+        _JOIN_DEPTHWISE,
+    ),
     Lowering.FUSED: (Pass("sink_views", sink_views), Pass("fuse_regions", fuse_regions), _JOIN_DEPTHWISE),
 }
 

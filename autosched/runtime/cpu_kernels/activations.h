@@ -36,7 +36,9 @@ Vector exponential_below_zero(Vector value) {
 
 Vector sigmoid(Vector value) { return spread(1.0f) / (spread(1.0f) + exponential(-within_powers(value))); }
 
-// Near zero a polynomial, also of Cephes (tanhf), since little would be left of a difference.
+Vector hard_sigmoid(Vector value) { return at_most(at_least(value + spread(3.0f), 0.0f), 6.0f) * spread(1.0f / 6.0f); }
+
+// Near zero a polynomial, of Cephes (tanhf: Moshier, Methods and Programs for Mathematical Functions, 1989), since little would be left of a difference.
 Vector hyperbolic_tangent(Vector value) {
   const Vector square = value * value;
   Vector sum = spread(-5.70498872745e-3f);
@@ -49,7 +51,7 @@ Vector hyperbolic_tangent(Vector value) {
 }
 
 // As ``convolution._INSIDE`` numbers them.
-enum class Activation : int64_t { kNone, kSilu, kHardswish };
+enum class Activation : int64_t { kNone, kSilu, kHardswish, kSigmoid, kHardsigmoid };
 
 // An activation, or limits: what is not a number stays so.
 struct Follows {
@@ -63,7 +65,9 @@ struct Follows {
       const Vector bounded = at_least(value, -kLargestPower);  // below, results are next to nothing
       return bounded / (spread(1.0f) + exponential(-at_most(bounded, kLargestPower)));
     }
-    if (activation == Activation::kHardswish) return value * at_most(at_least(value + spread(3.0f), 0.0f), 6.0f) * spread(1.0f / 6.0f);
+    if (activation == Activation::kHardswish) return value * hard_sigmoid(value);
+    if (activation == Activation::kSigmoid) return sigmoid(value);
+    if (activation == Activation::kHardsigmoid) return hard_sigmoid(value);
     return limited(value);
   }
 

@@ -24,12 +24,10 @@ _ARGUMENTS = {
     "mkldnn::_convolution_pointwise_.binary": ("residual", "source", *_SUM),
 }
 # What kernels do themselves, by oneDNN's name for it, numbered as in ``activations.h``; relu and hardtanh are limits.
-_INSIDE = {"none": 0, "swish": 1, "hardswish": 2}
+_INSIDE = {"none": 0, "swish": 1, "hardswish": 2, "sigmoid": 3, "hardsigmoid": 4}
 # What follows in place.
 _AFTERWARDS = {
-    "sigmoid": "aten::sigmoid_.default",
     "tanh": "aten::tanh_.default",
-    "hardsigmoid": "aten::hardsigmoid_.default",
     "leaky_relu": "aten::leaky_relu_.default",
     "gelu": "aten::gelu_.default",
 }
@@ -62,6 +60,8 @@ class Convolution:
         follows: what is done to results.
         after: an activation that the kernels do not have, which changes the result in place.
         turned: whether the channels of a pixel lie apart from each other.
+        scale: a slot of numbers that the channels of each picture are multiplied with before, in ``before``, or None.
+        before: the call that does it, which need not run.
     """
 
     source: int
@@ -76,11 +76,13 @@ class Convolution:
     follows: Follows
     after: Call | None
     turned: bool
+    scale: int | None = None
+    before: Call | None = None
 
     @property
     def beside(self) -> tuple[int, ...]:
         """What is read beside the source."""
-        return tuple(slot for slot in (self.bias, self.residual) if slot is not None)
+        return tuple(slot for slot in (self.bias, self.residual, self.scale) if slot is not None)
 
     @property
     def weights(self) -> tuple[int, ...]:

@@ -5,6 +5,10 @@ It has no setting up to do, which takes oneDNN some twenty microseconds in every
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import permutations
+
 import torch
 
 from autosched.config import own_convolutions_wanted
@@ -12,12 +16,15 @@ from autosched.core.graph import Operator, OpGraph, TensorSpec
 from autosched.core.program import Call
 from autosched.runtime.cpu_kernels.convolution import (
     Convolution,
+    is_channels_last,
     is_convolution,
     read_convolution,
     strides_of,
     tensors_of_launch,
 )
 from autosched.runtime.cpu_kernels.linear import Linear
+
+_MULTIPLY = "aten::mul.Tensor"
 
 
 def may_be_direct(operator: Operator, graph: OpGraph) -> bool:
@@ -45,6 +52,25 @@ def read_direct(call: Call, graph: OpGraph) -> Convolution | None:
         return None
     weight = graph.values[found.weight].spec
     return found if found.groups == 1 or (_each_channel(found, weight) and not found.turned) else None
+
+
+def read_scaled(call: Call, graph: OpGraph, makers: Mapping[int, Call]) -> Convolution | None:
+    """As :func:`read_direct`; with what channels are multiplied with before, where a call of ``makers`` does so.
+
+    Args:
+        makers: of values that no call but ``call`` may read.
+    """
+    found = read_direct(call, graph)
+    before = None if found is None else makers.get(found.source)
+    if found is None or before is None or before.target != _MULTIPLY or found.groups > 1 or found.turned:
+        return found
+    picture = graph.values[found.source].spec
+    for source, scale in permutations(before.reads(), 2):
+        specs = [graph.values[slot].spec for slot in (source, scale)]
+        shapes, alike = (picture.shape, (*picture.shape[:2], 1, 1)), all(spec.dtype == picture.dtype for spec in specs)
+        if alike and tuple(spec.shape for spec in specs) == shapes and all(is_channels_last(spec) for spec in specs):
+            return replace(found, source=source, scale=scale, before=before)
+    return found
 
 
 def _each_channel(convolution: Convolution, weight: TensorSpec) -> bool:

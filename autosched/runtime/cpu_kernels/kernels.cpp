@@ -15,6 +15,13 @@ void convolve_directly(const float* picture, float* made, const float* residual,
   Summed(geometry, picture, made, residual, bias, weights, geometry.following.read()).run();
 }
 
+void convolve_scaled(
+    const float* picture, float* made, const float* residual, const float* bias, const float* scale, const float* weights,
+    const int64_t* numbers) {
+  const auto geometry = read<Direct>(numbers);
+  Summed(geometry, picture, made, residual, bias, weights, geometry.following.read(), scale).run();
+}
+
 }  // namespace
 
 // One for each set of tensors that there may be, since whoever calls a kernel hands over all of its pointers, and none that is null.
@@ -60,6 +67,27 @@ __attribute__((visibility("default"))) void autosched_direct_residual(
 __attribute__((visibility("default"))) void autosched_direct_bias_residual(
     const float* picture, float* made, const float* bias, const float* residual, const float* weights, const int64_t* geometry) {
   convolve_directly(picture, made, residual, bias, weights, geometry);
+}
+
+__attribute__((visibility("default"))) void autosched_scaled(
+    const float* picture, float* made, const float* scale, const float* weights, const int64_t* geometry) {
+  convolve_scaled(picture, made, nullptr, nullptr, scale, weights, geometry);
+}
+
+__attribute__((visibility("default"))) void autosched_scaled_bias(
+    const float* picture, float* made, const float* bias, const float* scale, const float* weights, const int64_t* geometry) {
+  convolve_scaled(picture, made, nullptr, bias, scale, weights, geometry);
+}
+
+__attribute__((visibility("default"))) void autosched_scaled_residual(
+    const float* picture, float* made, const float* residual, const float* scale, const float* weights, const int64_t* geometry) {
+  convolve_scaled(picture, made, residual, nullptr, scale, weights, geometry);
+}
+
+__attribute__((visibility("default"))) void autosched_scaled_bias_residual(
+    const float* picture, float* made, const float* bias, const float* residual, const float* scale, const float* weights,
+    const int64_t* geometry) {
+  convolve_scaled(picture, made, residual, bias, scale, weights, geometry);
 }
 
 __attribute__((visibility("default"))) void autosched_chain(const float* picture, float* made, const float* weights, const int64_t* numbers) {

@@ -44,6 +44,7 @@ class Library:
     Args:
         lanes: float32 numbers in a vector.
         winograd, direct: parameters are addresses: what is read, the result, bias, residual, weights, geometry.
+        scaled: the same with what channels are multiplied with, before the weights.
         chain: what is read, the result, weights, geometry.
         gru, lstm: what is read, the result, the state before, the cell before (of an LSTM), weights, geometry.
         attention: queries, the result, keys, values, the mask (if there is one), geometry; by whether there is a mask.
@@ -53,6 +54,7 @@ class Library:
     lanes: int
     winograd: Entries
     direct: Entries
+    scaled: Entries
     chain: Entry
     gru: Entry
     lstm: Entry
@@ -114,17 +116,17 @@ def _library() -> Library | str:
 def _loaded(path: Path) -> Library:
     loaded = ctypes.CDLL(str(path))
     either = (False, True)
-    winograd, direct = (
+    winograd, direct, scaled = (
         {
-            (bias, residual): _entry(loaded, f"{kernel}{'_bias' * bias}{'_residual' * residual}", beside=bias + residual)
+            (bias, residual): _entry(loaded, f"{kernel}{'_bias' * bias}{'_residual' * residual}", beside=bias + residual + more)
             for bias in either
             for residual in either
         }
-        for kernel in ("winograd", "direct")
+        for kernel, more in (("winograd", 0), ("direct", 0), ("scaled", 1))
     )
     chain, gru, lstm = (_entry(loaded, name, beside=beside) for name, beside in (("chain", 0), ("gru", 1), ("lstm", 2)))
     attention = {masked: _entry(loaded, f"attention{'_masked' * masked}", beside=1 + masked) for masked in either}
-    return Library(int(loaded.autosched_vector_lanes()), winograd, direct, chain, gru, lstm, attention, loaded)
+    return Library(int(loaded.autosched_vector_lanes()), winograd, direct, scaled, chain, gru, lstm, attention, loaded)
 
 
 def _entry(loaded: ctypes.CDLL, kernel: str, *, beside: int) -> Entry:

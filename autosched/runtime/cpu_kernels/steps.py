@@ -97,10 +97,10 @@ WAYS: Mapping[int, _Way] = {
     Variant.OWN_CONVOLUTION: _Way(
         own_convolutions_wanted,
         "AUTOSCHED_CONVOLUTIONS",
-        lambda call, graph, calls: direct.read_direct(call, graph),
+        lambda call, graph, calls: direct.read_scaled(call, graph, calls.made_for(call)),
         lambda item, weights, lanes: summed(weights[0], lanes, groups=item.groups, turned=item.turned),
         direct.geometry,
-        lambda library, item: library.direct[_beside(item)],
+        lambda library, item: (library.direct if item.scale is None else library.scaled)[_beside(item)],
         "only convolutions of float32 with constant weights, and one group or a group for each channel, are computed so",
     ),
     Variant.OWN_CHAIN: _Way(
@@ -283,8 +283,8 @@ def _found(calls: _Calls, way: _Way, graph: OpGraph) -> dict[Call, Computed]:
 
 
 def _done_with(found: Mapping[Call, Computed]) -> set[Call]:
-    """The calls that need not run, since others are computed together with them."""
-    return {item.before for item in found.values() if isinstance(item, chain.Chain)}
+    """The calls that need not run, since what they make is part of what others compute."""
+    return {item.before for item in found.values() if isinstance(item, chain.Chain | Convolution) and item.before is not None}
 
 
 def _packed(

@@ -20,14 +20,14 @@ class Summed {
  public:
   Summed(
       const Direct& geometry, const float* picture, float* made, const float* residual, const float* bias, const float* weights,
-      const Follows& follows)
-      : g(geometry), picture(picture), made(made), residual(residual), bias(bias), weights(weights), follows(follows) {
+      const Follows& follows, const float* scale = nullptr)
+      : g(geometry), picture(picture), made(made), residual(residual), bias(bias), weights(weights), follows(follows), scale(scale) {
     taps = g.tall * g.wide;
     sum = taps * g.channels;
     padded = (g.features + kLanes - 1) / kLanes * kLanes;
     pixels = g.batch * g.out_height * g.out_width;
     turned = g.channel_stride != 1;
-    as_they_lie = taps == 1 && g.step_down == 1 && g.step_across == 1 && g.top == 0 && g.left == 0 && g.channel_stride == 1 &&
+    as_they_lie = scale == nullptr && taps == 1 && g.step_down == 1 && g.step_across == 1 && g.top == 0 && g.left == 0 && g.channel_stride == 1 &&
         g.row_stride == g.width * g.column_stride && (g.batch == 1 || g.batch_stride == g.height * g.row_stride);
   }
 
@@ -116,7 +116,8 @@ class Summed {
         const int64_t y = top + row * g.apart_down, x = left + column * g.apart_across;
         const int64_t here = std::min(more, g.channels - channel);
         if (y >= 0 && y < g.height && x >= 0 && x < g.width) {
-          copy(picture + at.batch * g.batch_stride + y * g.row_stride + x * g.column_stride + channel, here, to);
+          const float* const there = picture + at.batch * g.batch_stride + y * g.row_stride + x * g.column_stride + channel;
+          scale == nullptr ? copy(there, here, to) : scaled(there, scale + at.batch * g.channels + channel, here, to);
         } else {
           std::fill_n(to, here, 0.0f);
         }
@@ -130,6 +131,12 @@ class Summed {
     int64_t place = 0;
     for (; place + kLanes <= count; place += kLanes) store(to + place, load<Vector>(from + place));
     for (; place < count; ++place) to[place] = from[place];
+  }
+
+  static void scaled(const float* from, const float* factors, int64_t count, float* to) {
+    int64_t place = 0;
+    for (; place + kLanes <= count; place += kLanes) store(to + place, load<Vector>(from + place) * load<Vector>(factors + place));
+    for (; place < count; ++place) to[place] = from[place] * factors[place];
   }
 
   // The same, but one number of all results behind the other. Weights are [channels, tall, wide].
@@ -178,6 +185,7 @@ class Summed {
   const float* bias;
   const float* weights;
   const Follows follows;
+  const float* scale;  // what each channel of each picture is multiplied with first, or null; not where channels lie apart
   int64_t taps = 0, sum = 0, pixels = 0;
   bool as_they_lie = false, turned = false;
 };

@@ -82,7 +82,8 @@ COMPUTED: dict[str, Body] = {
     "uneven": lambda m, x: m.uneven(m.first(x)),
     "silu": lambda m, x: F.silu(m.deep(F.silu(m.first(x)))),
     "hardswish": lambda m, x: F.hardswish(m.down(F.hardswish(m.one(x)))),
-    "an activation that libraries have": lambda m, x: torch.sigmoid(m.deep(F.relu(m.first(x)))),
+    "sigmoid": lambda m, x: torch.sigmoid(m.deep(F.hardsigmoid(m.first(x)))),
+    "an activation that libraries have": lambda m, x: torch.tanh(m.deep(F.relu(m.first(x)))),
     "what reads it follows": lambda m, x: m.narrow(F.silu(m.deep(F.silu(m.one(x))))),
 }
 
@@ -198,7 +199,7 @@ LEFT_ALONE: dict[str, Body] = {
     "nine by nine": lambda m, x: m.huge(m.one(x)),
     "nine of a line": lambda m, x: m.row(m.one(x)),
     "every third pixel": lambda m, x: m.third(m.one(x)),
-    "an activation between them that libraries have": lambda m, x: m.deep(torch.sigmoid(m.one(x))),
+    "an activation between them that libraries have": lambda m, x: m.deep(F.leaky_relu(m.one(x))),
     "a residual behind it": lambda m, x: torch.relu(m.deep(m.bare(y := torch.tanh(m.one(x)))) + y),
     "a residual between them": lambda m, x: m.deep(m.bare(y := torch.tanh(m.one(x))) + y),
     "another reader": lambda m, x: m.deep(y := m.one(x)) * y,

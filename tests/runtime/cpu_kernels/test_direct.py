@@ -191,6 +191,76 @@ def test_any_geometry(seed: int) -> None:
         assert all(torch.equal(made[0], other) for other in made[1:])
 
 
+GATED: dict[str, tuple[str, Body]] = {
+    "one by one": ("_bias", lambda m, x: m.one((y := F.silu(m.first(x))) * torch.sigmoid(m.bare(y.mean((2, 3), keepdim=True))))),
+    "the gate first": ("_bias", lambda m, x: m.one(F.hardsigmoid(m.bare((y := F.silu(m.first(x))).mean((2, 3), keepdim=True))) * y)),
+    "no bias": ("", lambda m, x: m.bare((y := F.silu(m.first(x))) * torch.tanh(y.mean((2, 3), keepdim=True)))),
+    "residual": ("_bias_residual", lambda m, x: m.uneven((y := torch.tanh(m.first(x))) * torch.sigmoid(y.amax((2, 3), keepdim=True))) + y),
+    "long sums": ("_bias", lambda m, x: F.relu(m.many((y := F.silu(m.first(x))) * torch.sigmoid(y.mean((2, 3), keepdim=True))))),
+}
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_a_gate_is_multiplied_with_while_the_picture_is_read(name: str) -> None:
+    ending, body = GATED[name]
+    model, x, found = captured(body, 2, 3, 23, 27)
+    bound, offered = bound_with(found, OWN)
+    run = [item.name for index in offered for item in instructions_of(bound.kernels[index]) or () if isinstance(item, RunKernel)]
+    assert run[-1] == f"autosched_scaled{ending}"
+    graph = found.program.graph
+    gated = [operator for operator in graph.operators if operator.calls[0].target == "aten::mul.Tensor"]
+    assert [operator.index for operator in gated] == [offered[-1]]
+    assert "aten::mul.Tensor" not in {
+        item.call.target for item in instructions_of(bound.kernels[offered[-1]]) or () if hasattr(item, "call")
+    }
+    with torch.no_grad():
+        assert torch.allclose(bound.run([x])[0], model(x), atol=1e-5)
+    assert error_of(bound.run([x])[0], model, x) < 2e-6
+    plain = bind(found.program, found.constants, "cpu").run([x])[0]
+    assert torch.allclose(plain, bound.run([x])[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_no_bit_of_what_is_gated_depends_on_the_number_of_threads(name: str) -> None:
+    _, x, found = captured(GATED[name][1], 1, 3, 65, 67)
+    outputs = [bound_with(found, OWN, width)[0].run([x])[0] for width in (1, 2, 3, 8)]
+    assert all(torch.equal(outputs[0], other) for other in outputs[1:])
+
+
+@pytest.mark.parametrize("name", ["one by one", "residual"])
+def test_instructions_and_lanes_without_the_interpreter_do_what_is_gated(name: str) -> None:
+    _, x, found = captured(GATED[name][1])
+    bound, _ = bound_with(found, OWN)
+    graph = found.program.graph
+    slots = {slot: tensor for slot, tensor in enumerate(bound.new_slots([x])) if tensor is not None}
+    with torch.inference_mode():
+        for made in bound.kernels:
+            interpret(instructions_of(made) or pytest.fail("it says nothing"), slots)
+    wanted = bound.run([x])
+    assert all(torch.equal(slots[place], tensor) for place, tensor in zip(graph.outputs, wanted, strict=True))
+    executor = LaneExecutor(bound, make_plan(graph, sequential(graph)), LanePool())
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(executor.run([x]), wanted, strict=True))
+
+
+UNGATED: dict[str, Body] = {
+    "another reader": lambda m, x: m.one(z := (y := F.silu(m.first(x))) * torch.sigmoid(y.mean((2, 3), keepdim=True))) + z.mean(),
+    "a number for each pixel": lambda m, x: m.one((y := F.silu(m.first(x))) * torch.sigmoid(y.mean(1, keepdim=True))),
+    "a whole picture": lambda m, x: m.one((y := F.silu(m.first(x))) * torch.sigmoid(y)),
+    "each channel by itself": lambda m, x: m.deep((y := F.silu(m.first(x))) * torch.sigmoid(y.mean((2, 3), keepdim=True))),
+}
+
+
+@pytest.mark.parametrize("name", UNGATED)
+def test_other_products_are_computed_as_they_are(name: str) -> None:
+    model, x, found = captured(UNGATED[name], 2, 3, 23, 27)
+    bound, offered = bound_with(found, OWN)
+    run = [item.name for index in offered for item in instructions_of(bound.kernels[index]) or () if isinstance(item, RunKernel)]
+    assert run
+    assert not any("scaled" in item for item in run)
+    with torch.no_grad():
+        assert torch.allclose(bound.run([x])[0], model(x), atol=1e-5)
+
+
 LEFT_ALONE: dict[str, Body] = {
     "groups of channels": lambda m, x: m.pairs(torch.tanh(x)),
     "several features of each channel": lambda m, x: m.twice(torch.tanh(x)),
