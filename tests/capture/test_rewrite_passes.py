@@ -252,6 +252,35 @@ def test_convolution_packed_for_every_geometry(options):
     check(Apply(lambda m, x: m.conv(x), conv=conv), (torch.randn(1, 8, 12, 12),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stride": 2},
+        {"dilation": 2},
+        {"groups": 2},
+        {"groups": 8, "out_channels": 8},
+        {"padding": 1},
+        {"bias": False},
+        {"kernel_size": 1},
+    ],
+    ids=str,
+)
+def test_a_convolution_of_lines_is_packed_as_one_of_pictures(options):
+    """By the way that keeps the weight as it comes, it is reordered in every call: most of the time where lines are short."""
+    conv = nn.Conv1d(**{"in_channels": 8, "out_channels": 16, "kernel_size": 3, **options})
+    model = Apply(lambda m, x: torch.relu(m.conv(x)), conv=conv)
+    draft = check(model, (torch.randn(2, 8, 12),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+    assert kinds(draft) == ["unsqueeze", "_convolution_pointwise", "squeeze"]
+
+
+def test_a_residual_of_lines_is_fused():
+    model = Apply(lambda m, x: torch.relu(m.conv(x) + x), conv=nn.Conv1d(8, 8, 3, padding=1))
+    draft = check(model, (torch.randn(2, 8, 12),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+    assert kinds(draft) == ["unsqueeze", "unsqueeze", "_convolution_pointwise", "squeeze"]
+    assert draft.nodes[2].target.endswith(".binary")
+
+
 @pytest.mark.parametrize("relu", [False, True])
 def test_residual_fused_where_it_is_ready_before(relu):
     def run(m, x):
@@ -296,7 +325,8 @@ def test_a_bias_whose_numbers_are_apart_in_memory_is_copied(apart):
 def test_convolutions_that_cannot_be_packed_stay():
     double = Apply(lambda m, x: m.conv(x), conv=nn.Conv2d(3, 4, 3)).double()
     check(double, (torch.randn(1, 3, 8, 8).double(),), pack_cpu_convolutions, expected=0)
-    check(Apply(lambda m, x: m.conv(x), conv=nn.Conv1d(3, 4, 3)), (torch.randn(1, 3, 8),), pack_cpu_convolutions, expected=0)
+    check(Apply(lambda m, x: m.conv(x), conv=nn.Conv1d(3, 4, 3)), (torch.randn(3, 8),), pack_cpu_convolutions, expected=0)
+    check(Apply(lambda m, x: m.conv(x), conv=nn.Conv3d(3, 4, 3)), (torch.randn(1, 3, 4, 4, 4),), pack_cpu_convolutions, expected=0)
     check(Apply(lambda m, x: m.conv(x), conv=nn.Conv2d(3, 4, 3)), (torch.randn(3, 8, 8),), pack_cpu_convolutions, expected=0)
     check(
         Apply(lambda m, x, w: nn.functional.conv2d(x, w)),

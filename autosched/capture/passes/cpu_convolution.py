@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,6 +28,7 @@ class _Plan:
 def pack_cpu_convolutions(draft: Draft) -> int:
     """Each 2-d convolution with constant weight becomes ``mkldnn::_convolution_pointwise`` on a weight reordered by the prologue.
 
+    A 1-d convolution is one of a picture of one row. Left as it is, oneDNN reorders its weight in every call.
     A residual is fused only where it is ready before the convolution starts, so that no branch waits for another.
     Results come out channels last; ``view`` becomes ``reshape``, which copies where it must.
     """
@@ -57,8 +58,9 @@ def pack_cpu_convolutions(draft: Draft) -> int:
 def _packable(convolution: Convolution, node: Node, draft: Draft, fixed: set[int]) -> bool:
     specs = [draft.specs[convolution.source], draft.specs[convolution.weight]]
     constant = convolution.weight in fixed and (convolution.bias is None or convolution.bias in fixed)
-    plain = all(len(spec.shape) == 4 and spec.dtype == specs[0].dtype and spec.elements > 0 for spec in specs)
-    return constant and plain and specs[0].dtype in packable_dtypes() and not convolution.transposed and node.outputs[0] >= 0
+    plain = all(spec.dtype == specs[0].dtype and spec.elements > 0 for spec in specs)
+    batched = len(specs[0].shape) == len(specs[1].shape) and len(specs[0].shape) in (3, 4)
+    return constant and plain and batched and specs[0].dtype in packable_dtypes() and not convolution.transposed and node.outputs[0] >= 0
 
 
 def _epilogue(
@@ -104,7 +106,7 @@ def _residual(node: Node, made: int, draft: Draft) -> int | None:
     if other is None or other == made or made not in pair:
         return None
     mine, theirs = draft.specs[made], draft.specs[other]
-    if mine.shape[2:] == (1, 1) and not adds_to_one_pixel():
+    if set(mine.shape[2:]) == {1} and not adds_to_one_pixel():
         return None
     return other if mine.shape == theirs.shape and mine.dtype == theirs.dtype else None
 
@@ -116,7 +118,7 @@ def _replace(draft: Draft, chosen: Mapping[Node, tuple[Convolution, _Plan]]) -> 
     for node in draft.nodes:
         if node in ended:
             first, convolution, plan = ended[node]
-            nodes.append(_packed(draft, first, convolution, plan))
+            nodes += _packed(draft, first, convolution, plan)
         elif node not in chosen:
             nodes.append(node)
     draft.nodes = _without_orphans(nodes, draft)
@@ -128,17 +130,37 @@ def _without_orphans(nodes: list[Node], draft: Draft) -> list[Node]:
     return [node for node in nodes if all(value in known for value in node.reads())]
 
 
-def _packed(draft: Draft, node: Node, convolution: Convolution, plan: _Plan) -> Node:
+def _packed(draft: Draft, node: Node, convolution: Convolution, plan: _Plan) -> list[Node]:
+    shape = list(draft.specs[convolution.source].shape)
+    if len(shape) == 4:
+        return [_of_picture(draft, node, convolution, plan, shape, plan.last.outputs)]
+    source, weight = _as_row(draft, node, convolution.source), _as_row(draft, node, convolution.weight)
+    draft.prologue.append(weight)
+    residual = [_as_row(draft, node, plan.residual)] if plan.residual is not None else []
+    (stride,), (padding,), (dilation,) = convolution.stride, convolution.padding, convolution.dilation
+    of_row = Convolution(
+        source.outputs[0], weight.outputs[0], convolution.bias, (1, stride), (0, padding), (1, dilation), False, convolution.groups
+    )
+    made = draft.fresh()
+    added = replace(plan, residual=residual[0].outputs[0] if residual else None)
+    packed = _of_picture(draft, node, of_row, added, [*shape[:2], 1, shape[2]], (made,))
+    line = Node(torch.ops.aten.squeeze.dim, (Ref(made), 2), {}, plan.last.outputs, f"{node.name}_line", node.source)
+    return [source, *residual, packed, line]
+
+
+def _as_row(draft: Draft, node: Node, line: int) -> Node:
+    return Node(torch.ops.aten.unsqueeze.default, (Ref(line), 2), {}, (draft.fresh(),), f"{node.name}_row", node.source)
+
+
+def _of_picture(draft: Draft, node: Node, convolution: Convolution, plan: _Plan, shape: list[int], outputs: tuple[int, ...]) -> Node:
     mkldnn = torch.ops.mkldnn
     weight = draft.fresh()
     padding, stride, dilation = list(convolution.padding), list(convolution.stride), list(convolution.dilation)
-    shape = list(draft.specs[convolution.source].shape)
     reorder = (Ref(convolution.weight), padding, stride, dilation, convolution.groups, shape)
     draft.prologue.append(Node(mkldnn._reorder_convolution_weight.default, reorder, {}, (weight,), f"{node.name}_packed", node.source))
     bias = as_dense(draft, node, convolution.bias)
     geometry = (padding, stride, dilation, convolution.groups)
     activation = plan.activation
-    outputs = plan.last.outputs
     if plan.residual is None:
         args: tuple[object, ...] = (
             Ref(convolution.source), Ref(weight), bias, *geometry, activation.name, list(activation.scalars), activation.algorithm,
