@@ -274,6 +274,36 @@ def test_a_convolution_of_lines_is_packed_as_one_of_pictures(options):
     assert kinds(draft) == ["unsqueeze", "_convolution_pointwise", "squeeze"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stride": 2}, {"stride": 2, "output_padding": 1}, {"padding": 1}, {"dilation": 2}, {"groups": 2}, {"bias": False}],
+    ids=str,
+)
+@pytest.mark.parametrize("dimensions", [1, 2])
+def test_a_transposed_convolution_is_packed_with_its_activation(dimensions, options):
+    kind = nn.ConvTranspose1d if dimensions == 1 else nn.ConvTranspose2d
+    conv = kind(**{"in_channels": 8, "out_channels": 6, "kernel_size": 4, **options})
+    model = Apply(lambda m, x: torch.relu(m.conv(x)), conv=conv)
+    draft = check(model, (torch.randn(2, 8, *[7, 5][:dimensions]),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+    assert [kind for kind in kinds(draft) if "squeeze" not in kind] == ["_convolution_transpose_pointwise"]
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [({"groups": 8}, torch.float32), ({"output_padding": 1, "dilation": 2}, torch.float32), ({}, torch.bfloat16)],
+    ids=str,
+)
+def test_transposed_convolutions_that_onednn_does_not_take_stay(options, dtype):
+    model = Apply(lambda m, x: m.conv(x) + 1, conv=nn.ConvTranspose1d(8, 8, 4, **options)).to(dtype)
+    check(model, (torch.randn(2, 8, 7, dtype=dtype),), pack_cpu_convolutions, expected=0)
+
+
+def test_what_is_added_to_a_transposed_convolution_is_a_call():
+    model = Apply(lambda m, x: m.conv(x) + x, conv=nn.ConvTranspose2d(8, 8, 3, padding=1))
+    draft = check(model, (torch.randn(2, 8, 7, 5),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+    assert kinds(draft) == ["_convolution_transpose_pointwise", "add"]
+
+
 def test_a_residual_of_lines_is_fused():
     model = Apply(lambda m, x: torch.relu(m.conv(x) + x), conv=nn.Conv1d(8, 8, 3, padding=1))
     draft = check(model, (torch.randn(2, 8, 12),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
