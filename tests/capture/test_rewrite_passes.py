@@ -12,6 +12,7 @@ from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
 from autosched.capture.passes.cpu_convolution import pack_cpu_convolutions
 from autosched.capture.passes.cpu_linear import pack_cpu_linears
+from autosched.capture.passes.extremes import drop_places
 from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.core.program import Ref
@@ -231,6 +232,23 @@ def test_convolution_packed_with_its_activation(name):
     model = Apply(lambda m, x: m.act(m.conv(x)), conv=nn.Conv2d(3, 8, 3, padding=1), act=ACTIVATIONS[name])
     draft = check(model, (torch.randn(2, 3, 9, 9),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
     assert kinds(draft) == ["_convolution_pointwise"]
+
+
+@pytest.mark.parametrize("which", ["max", "min"])
+def test_a_maximum_whose_place_is_not_read_is_computed_without(which):
+    x = torch.randn(3, 5, 4)
+    x[0, 1, 2] = torch.nan
+
+    def run(m, x):
+        values, places = getattr(x, which)(1)
+        return values, getattr(x, which)(-1, keepdim=True)[0], getattr(x.long(), which)(0), places
+
+    draft = draft_of(Apply(run), (x,))
+    assert drop_places(draft) == 1
+    assert kinds(draft).count(f"a{which}") == 1
+    made = draft.observe()
+    for leaf, wanted in zip(draft.output_leaves, torch.utils._pytree.tree_leaves(run(None, x)), strict=True):
+        torch.testing.assert_close(made[leaf.value], wanted, rtol=0, atol=0, equal_nan=True)
 
 
 def test_limits_in_the_wrong_order_stay_a_call():
