@@ -34,7 +34,17 @@ sys.path.append(str(HERE.parent))
 from experiments.coverage_cases.outcome import Outcome  # noqa: E402
 from experiments.suite import environment  # noqa: E402
 
-SOURCES = ("odd", "low_precision", "regions", "torch_modules", "transformers_models", "timm_families", "torchvision_models")
+SOURCES = (
+    "odd",
+    "low_precision",
+    "regions",
+    "torch_modules",
+    "known_models",
+    "transformers_models",
+    "transformers_tasks",
+    "timm_families",
+    "torchvision_models",
+)
 SMOKE = ("odd:returns-nested-dict", "odd:tied-weights", "odd:branch-on-value", "torch:lstm", "odd:in-place-through-views")
 
 
