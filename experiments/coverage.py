@@ -1,4 +1,4 @@
-"""Which models autosched takes: a sweep over architectures of torchvision, timm, transformers and PyTorch, and hand-written odd ones.
+"""Which models autosched takes: a sweep over architectures of torchvision, timm, transformers and PyTorch, hand-written known and odd ones.
 
     python experiments/coverage.py                      all of them, one process each; a rerun goes on where the last one ended
     python experiments/coverage.py 'timm:*' odd:half    those that match; run again even if they are done

@@ -35,6 +35,11 @@ _RESNET: dict[str, Any] = {"model_type": "resnet", **_SMALL, "embedding_size": 8
 _RT_RESNET: dict[str, Any] = {
     "model_type": "rt_detr_resnet", **_SMALL, "embedding_size": 8, "out_indices": [2, 3, 4], "layer_type": "basic",
 }  # fmt: skip
+_HGNET: dict[str, Any] = {
+    "model_type": "hgnet_v2", "stem_channels": [3, 8, 8], "stage_in_channels": [8, 16, 24, 32], "stage_mid_channels": [8, 8, 8, 8],
+    "stage_out_channels": [16, 24, 32, 40], "hidden_sizes": [16, 24, 32, 40], "stage_num_blocks": [1, 1, 1, 1],
+    "stage_numb_of_layers": [2, 2, 2, 2], "out_indices": [2, 3, 4],
+}  # fmt: skip
 _SWIN: dict[str, Any] = {
     "model_type": "swin", "image_size": 64, "patch_size": 2, "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2], "window_size": 4,
 }  # fmt: skip
@@ -127,6 +132,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any], _Inputs]] = {
     "longt5": ("LongT5Model", {"vocab_size": _VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "use_cache": False, "local_radius": 3}, _pair),
     "perceiver": ("PerceiverModel", {"num_latents": 8, "d_latents": 32, "d_model": 32, "num_blocks": 1, "num_self_attends_per_block": 2, "num_self_attention_heads": 4, "num_cross_attention_heads": 4}, lambda: {"inputs": torch.randn(1, 16, 32)}),
     "rt-detr-v2": ("RTDetrV2ForObjectDetection", {**_DETR, "encoder_hidden_dim": 32, "encoder_in_channels": [16, 24, 32], "decoder_in_channels": [32, 32, 32], "backbone_config": _RT_RESNET}, _big_pixels),
+    "d-fine": ("DFineForObjectDetection", {**_DETR, "encoder_hidden_dim": 32, "encoder_in_channels": [24, 32, 40], "decoder_in_channels": [32, 32, 32], "backbone_config": _HGNET, "depth_mult": 0.34}, _big_pixels),
     "deformable-detr": ("DeformableDetrForObjectDetection", {**_DETR, "backbone_config": _RESNET, "num_feature_levels": 3}, _masked_pixels),
     "grounding-dino": ("GroundingDinoForObjectDetection", {**_DETR, "num_feature_levels": 3, "backbone_config": {**_SWIN, "out_features": ["stage2", "stage3", "stage4"]}, "text_config": {"model_type": "bert", **_TINY}, "max_text_len": 16}, lambda: {**_big_pixels(), "input_ids": torch.tensor([[2, 5, 6, 7, 9, 3]])}),
     "siglip2": ("Siglip2Model", {"text_config": _TINY, "vision_config": {**{k: v for k, v in _VISION.items() if k != "image_size"}, "num_patches": 16}}, _patches_of_a_picture),
