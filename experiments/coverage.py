@@ -1,4 +1,4 @@
-"""Which models autosched takes: a sweep over architectures of torchvision, timm, transformers and PyTorch, and hand-written odd ones.
+"""Which models autosched takes: a sweep over architectures of torchvision, timm, transformers and PyTorch, hand-written known and odd ones.
 
     python experiments/coverage.py                      all of them, one process each; a rerun goes on where the last one ended
     python experiments/coverage.py 'timm:*' odd:half    those that match; run again even if they are done
@@ -34,7 +34,17 @@ sys.path.append(str(HERE.parent))
 from experiments.coverage_cases.outcome import Outcome  # noqa: E402
 from experiments.suite import environment  # noqa: E402
 
-SOURCES = ("odd", "low_precision", "regions", "torch_modules", "transformers_models", "timm_families", "torchvision_models")
+SOURCES = (
+    "odd",
+    "low_precision",
+    "regions",
+    "torch_modules",
+    "known_models",
+    "transformers_models",
+    "transformers_tasks",
+    "timm_families",
+    "torchvision_models",
+)
 SMOKE = ("odd:returns-nested-dict", "odd:tied-weights", "odd:branch-on-value", "torch:lstm", "odd:in-place-through-views")
 
 

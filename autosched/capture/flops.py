@@ -28,7 +28,8 @@ _PER_INPUT_ELEMENT = {
     "aten::native_group_norm": 8, "aten::group_norm": 8, "aten::rms_norm": 4, "aten::_softmax": 5, "aten::softmax": 5,
     "aten::_log_softmax": 5, "aten::log_softmax": 5,
 }  # fmt: skip
-_PACKED = ("mkldnn::_convolution_pointwise", "mkldnn::_linear_pointwise", "mkl::_mkl_linear")
+_CONVOLUTIONS = {"mkldnn::_convolution_pointwise": False, "mkldnn::_convolution_transpose_pointwise": True}
+_PACKED = (*_CONVOLUTIONS, "mkldnn::_linear_pointwise", "mkl::_mkl_linear")
 # Products of a matrix with integers, which the registry does not have.
 _INTEGER_PRODUCTS = frozenset(
     {
@@ -81,10 +82,10 @@ def count_flops(
 
 def _packed_flops(op: OpOverload[..., Any], args: Sequence[object], out: Shape) -> int:
     tensors = [item for item in args if isinstance(item, torch.Tensor)]
-    if op._schema.name == "mkldnn::_convolution_pointwise":
+    if (transposed := _CONVOLUTIONS.get(op._schema.name)) is not None:
         # By name: one overload has the residual before it, and any of them may have the weight's shape.
         weight = cast(torch.Tensor, args[[argument.name for argument in op._schema.arguments].index("W")])
-        return int(conv_flop_count(list(tensors[0].shape), list(weight.shape), list(out)))
+        return int(conv_flop_count(list(tensors[0].shape), list(weight.shape), list(out), transposed))
     return 2 * math.prod(out) * int(tensors[0].shape[-1])
 
 

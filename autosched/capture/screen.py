@@ -353,7 +353,7 @@ _ADVICE = (
     ("references nonexistent attribute", _RENAME),
     *((f"attribute '{name}' already exists", _RENAME) for name in _TAKEN),
     ("output has alias annotations", "Return a copy from that operator, and delete the annotation"),
-    ("cache_utils", "Call the model with use_cache=False"),
+    *((words, "Call the model with use_cache=False") for words in ("cache_utils", "Cache'> in output")),
     (
         "not a known type",
         "Make the container a dataclass of a module that can be imported, register it with torch.export.register_dataclass, or return a "

@@ -64,7 +64,7 @@ def test_each_spelling_is_one_product_that_can_be_compiled(run: Callable[[Any, t
         (lambda m, x: m.a(x.view(1, 32, 4, 4)), {"a": nn.Conv2d(32, 30, 1)}),
         (lambda m, x: m.a(x.view(1, 32, 4, 4)), {"a": nn.Conv2d(32, 30, 4, padding=1)}),
         (lambda m, x: m.a(x[..., None, None]).flatten(1), {"a": nn.Conv2d(512, 32, 1, groups=4)}),
-        (lambda m, x: m.a(x[..., None, None]), {"a": nn.ConvTranspose2d(512, 30, 1)}),
+        (lambda m, x: m.a(x[..., None, None]).flatten(1), {"a": nn.ConvTranspose2d(512, 30, 1)}),
         (lambda m, x: torch.addmm(m.b[0], x, m.w[0]), {"w": constant(512, 300), "b": constant(1)}),
         (lambda m, x: x @ torch.sin(x).t(), {}),  # two of the inputs' own
     ],

@@ -365,9 +365,22 @@ class Scripted(nn.Module):
         return self.part(x)
 
 
+class KeyCache:
+    def __init__(self, keys):
+        self.keys = keys
+
+
+class ReturnsCache(nn.Module):
+    """As Reformer, whose cache no other model has."""
+
+    def forward(self, x):
+        return x + 1, KeyCache(x)
+
+
 @pytest.mark.parametrize(
     ("model", "advises"),
     [
+        (ReturnsCache(), "Call the model with use_cache=False"),
         (ReturnsUnknown(), "torch.export refuses it.*register_dataclass"),
         (SetsAsKeys(), "text, numbers or tuples of them as keys"),
         (Scripted(), "torch.export refuses it.*Python module that was scripted"),

@@ -12,6 +12,7 @@ from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
 from autosched.capture.passes.cpu_convolution import pack_cpu_convolutions
 from autosched.capture.passes.cpu_linear import pack_cpu_linears
+from autosched.capture.passes.extremes import drop_places
 from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.core.program import Ref
@@ -233,6 +234,23 @@ def test_convolution_packed_with_its_activation(name):
     assert kinds(draft) == ["_convolution_pointwise"]
 
 
+@pytest.mark.parametrize("which", ["max", "min"])
+def test_a_maximum_whose_place_is_not_read_is_computed_without(which):
+    x = torch.randn(3, 5, 4)
+    x[0, 1, 2] = torch.nan
+
+    def run(m, x):
+        values, places = getattr(x, which)(1)
+        return values, getattr(x, which)(-1, keepdim=True)[0], getattr(x.long(), which)(0), places
+
+    draft = draft_of(Apply(run), (x,))
+    assert drop_places(draft) == 1
+    assert kinds(draft).count(f"a{which}") == 1
+    made = draft.observe()
+    for leaf, wanted in zip(draft.output_leaves, torch.utils._pytree.tree_leaves(run(None, x)), strict=True):
+        torch.testing.assert_close(made[leaf.value], wanted, rtol=0, atol=0, equal_nan=True)
+
+
 def test_limits_in_the_wrong_order_stay_a_call():
     conv = nn.Conv2d(3, 8, 3, padding=1)
     draft = check(Apply(lambda m, x: m.conv(x).clamp(0.5, -0.5), conv=conv), (torch.randn(2, 3, 9, 9),), pack_cpu_convolutions, expected=1)
@@ -250,6 +268,65 @@ def test_limits_in_the_wrong_order_stay_a_call():
 def test_convolution_packed_for_every_geometry(options):
     conv = nn.Conv2d(**{"in_channels": 8, "out_channels": 16, "kernel_size": 3, **options})
     check(Apply(lambda m, x: m.conv(x), conv=conv), (torch.randn(1, 8, 12, 12),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stride": 2},
+        {"dilation": 2},
+        {"groups": 2},
+        {"groups": 8, "out_channels": 8},
+        {"padding": 1},
+        {"bias": False},
+        {"kernel_size": 1},
+    ],
+    ids=str,
+)
+def test_a_convolution_of_lines_is_packed_as_one_of_pictures(options):
+    """By the way that keeps the weight as it comes, it is reordered in every call: most of the time where lines are short."""
+    conv = nn.Conv1d(**{"in_channels": 8, "out_channels": 16, "kernel_size": 3, **options})
+    model = Apply(lambda m, x: torch.relu(m.conv(x)), conv=conv)
+    draft = check(model, (torch.randn(2, 8, 12),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+    assert kinds(draft) == ["unsqueeze", "_convolution_pointwise", "squeeze"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stride": 2}, {"stride": 2, "output_padding": 1}, {"padding": 1}, {"dilation": 2}, {"groups": 2}, {"bias": False}],
+    ids=str,
+)
+@pytest.mark.parametrize("dimensions", [1, 2])
+def test_a_transposed_convolution_is_packed_with_its_activation(dimensions, options):
+    kind = nn.ConvTranspose1d if dimensions == 1 else nn.ConvTranspose2d
+    conv = kind(**{"in_channels": 8, "out_channels": 6, "kernel_size": 4, **options})
+    model = Apply(lambda m, x: torch.relu(m.conv(x)), conv=conv)
+    draft = check(model, (torch.randn(2, 8, *[7, 5][:dimensions]),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+    assert [kind for kind in kinds(draft) if "squeeze" not in kind] == ["_convolution_transpose_pointwise"]
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [({"groups": 8}, torch.float32), ({"output_padding": 1, "dilation": 2}, torch.float32), ({}, torch.bfloat16)],
+    ids=str,
+)
+def test_transposed_convolutions_that_onednn_does_not_take_stay(options, dtype):
+    model = Apply(lambda m, x: m.conv(x) + 1, conv=nn.ConvTranspose1d(8, 8, 4, **options)).to(dtype)
+    check(model, (torch.randn(2, 8, 7, dtype=dtype),), pack_cpu_convolutions, expected=0)
+
+
+def test_what_is_added_to_a_transposed_convolution_is_a_call():
+    model = Apply(lambda m, x: m.conv(x) + x, conv=nn.ConvTranspose2d(8, 8, 3, padding=1))
+    draft = check(model, (torch.randn(2, 8, 7, 5),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+    assert kinds(draft) == ["_convolution_transpose_pointwise", "add"]
+
+
+def test_a_residual_of_lines_is_fused():
+    model = Apply(lambda m, x: torch.relu(m.conv(x) + x), conv=nn.Conv1d(8, 8, 3, padding=1))
+    draft = check(model, (torch.randn(2, 8, 12),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+    assert kinds(draft) == ["unsqueeze", "unsqueeze", "_convolution_pointwise", "squeeze"]
+    assert draft.nodes[2].target.endswith(".binary")
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -296,7 +373,8 @@ def test_a_bias_whose_numbers_are_apart_in_memory_is_copied(apart):
 def test_convolutions_that_cannot_be_packed_stay():
     double = Apply(lambda m, x: m.conv(x), conv=nn.Conv2d(3, 4, 3)).double()
     check(double, (torch.randn(1, 3, 8, 8).double(),), pack_cpu_convolutions, expected=0)
-    check(Apply(lambda m, x: m.conv(x), conv=nn.Conv1d(3, 4, 3)), (torch.randn(1, 3, 8),), pack_cpu_convolutions, expected=0)
+    check(Apply(lambda m, x: m.conv(x), conv=nn.Conv1d(3, 4, 3)), (torch.randn(3, 8),), pack_cpu_convolutions, expected=0)
+    check(Apply(lambda m, x: m.conv(x), conv=nn.Conv3d(3, 4, 3)), (torch.randn(1, 3, 4, 4, 4),), pack_cpu_convolutions, expected=0)
     check(Apply(lambda m, x: m.conv(x), conv=nn.Conv2d(3, 4, 3)), (torch.randn(3, 8, 8),), pack_cpu_convolutions, expected=0)
     check(
         Apply(lambda m, x, w: nn.functional.conv2d(x, w)),

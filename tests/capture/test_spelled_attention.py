@@ -99,6 +99,9 @@ FOUND: dict[str, tuple[Callable[..., Any], float]] = {
     "queries scaled": (lambda m, q, k, v: joined(((q * 0.5) @ k.transpose(-2, -1)).softmax(-1) @ v), 0.5),
     "scores scaled": (lambda m, q, k, v: joined((q @ k.transpose(-2, -1) * 0.5 / 4).softmax(3) @ v), 0.125),
     "both scaled": (lambda m, q, k, v: joined(((q / 2.0) @ k.mT / 2).softmax(-1) @ v), 0.25),
+    "heads scaled": (lambda m, q, k, v: joined((q @ k.mT * m.bias[:, :1, :1].exp() + m.bias).softmax(-1) @ v), 1.0),
+    "one head scaled by a part of the queries": (
+        lambda m, q, k, v: joined(((q * 0.5) @ k.mT * q[:, :1, :1, :1].exp()).softmax(-1) @ v), 0.5),
     "a mask": (lambda m, q, k, v: joined((q @ k.transpose(2, 3) * 0.5 + m.bias).softmax(-1) @ v), 0.5),
     "a mask before the scores": (lambda m, q, k, v: joined((m.bias[0] + q @ k.transpose(2, 3)).softmax(-1) @ v), 1.0),
     "two masks": (lambda m, q, k, v: joined((q @ k.transpose(2, 3) + m.bias + m.bias[0, :1]).softmax(-1) @ v), 1.0),
@@ -262,6 +265,12 @@ LEFT_ALONE: dict[str, Callable[..., Any]] = {
     "hidden, then added to": lambda m, q, k, v: joined(((q @ k.mT).masked_fill(m.bias > 2, -math.inf) + m.bias).softmax(-1) @ v),
     "added to themselves": lambda m, q, k, v: joined((lambda scores: scores + scores)(q @ k.mT).softmax(-1) @ v),
     "rounded": lambda m, q, k, v: joined((q @ k.mT).div(2.0, rounding_mode="floor").softmax(-1) @ v),
+    "queries scaled one by one": lambda m, q, k, v: joined((q @ k.mT * m.bias[:, :, :1]).softmax(-1) @ v),
+    "heads scaled twice": lambda m, q, k, v: joined((q @ k.mT * m.bias[:, :1, :1] * m.bias[:, 1:2, :1]).softmax(-1) @ v),
+    "a mask that is scaled by heads": lambda m, q, k, v: joined(((q @ k.mT + m.bias) * m.bias[:, :1, :1]).softmax(-1) @ v),
+    "heads parted to be scaled": lambda m, q, k, v: (
+        (q.flatten(0, 1) @ k.flatten(0, 1).mT).view(BATCH, HEADS, QUERIES, KEYS) * m.bias[:, :1, :1]
+    ).view(-1, QUERIES, KEYS).softmax(-1) @ v.flatten(0, 1),
     "scaled by a tensor": lambda m, q, k, v: joined((q @ k.mT * m.bias[0, 0, 0]).softmax(-1) @ v),
     "divided by a number": lambda m, q, k, v: joined((2.0 / (q @ k.mT)).softmax(-1) @ v),
     "heads parted for the values": lambda m, q, k, v: joined(

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 from autosched.capture.draft import Node
 
-_SPELLINGS = frozenset({"aten::conv1d.default", "aten::conv2d.default", "aten::conv3d.default", "aten::convolution.default"})
+_TRANSPOSED = frozenset({"aten::conv_transpose1d.default", "aten::conv_transpose2d.input", "aten::conv_transpose3d.input"})
+_SPELLINGS = _TRANSPOSED | {"aten::conv1d.default", "aten::conv2d.default", "aten::conv3d.default", "aten::convolution.default"}
 
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """Arguments of a convolution; ``stride``, ``padding`` and ``dilation`` have one entry for each spatial dimension."""
+    """Arguments of a convolution; ``stride``, ``padding`` and ``dilation`` have one entry for each spatial dimension, and of a transposed
+    one ``output_padding``.
+    """
 
     source: int
     weight: int
@@ -21,6 +24,7 @@ class Convolution:
     dilation: tuple[int, ...]
     transposed: bool
     groups: int
+    output_padding: tuple[int, ...] = ()
 
 
 def read_convolution(node: Node) -> Convolution | None:
@@ -34,8 +38,9 @@ def read_convolution(node: Node) -> Convolution | None:
     if source is None or weight is None or not isinstance(groups, int) or any(item is None for item in lists):
         return None
     stride, padding, dilation = (item for item in lists if item is not None)
-    transposed = node.kind == "aten::convolution" and bool(node.argument("transposed"))
-    return Convolution(source, weight, node.tensor("bias"), stride, padding, dilation, transposed, groups)
+    transposed = node.target in _TRANSPOSED or (node.kind == "aten::convolution" and bool(node.argument("transposed")))
+    more = _sizes(node.argument("output_padding"), dimensions) if transposed else ()
+    return None if more is None else Convolution(source, weight, node.tensor("bias"), stride, padding, dilation, transposed, groups, more)
 
 
 def _sizes(item: object, dimensions: int) -> tuple[int, ...] | None:

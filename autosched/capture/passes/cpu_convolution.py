@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,6 +13,7 @@ from autosched.capture.passes.convolution import Convolution, read_convolution
 from autosched.capture.passes.onednn import adds_to_one_pixel, as_dense, packable_dtypes
 from autosched.capture.passes.timing import earliest_finish, finish_of
 from autosched.capture.passes.views import depends_on_strides, loosen_views
+from autosched.core.graph import TensorSpec
 from autosched.core.program import Ref
 
 
@@ -28,6 +29,8 @@ class _Plan:
 def pack_cpu_convolutions(draft: Draft) -> int:
     """Each 2-d convolution with constant weight becomes ``mkldnn::_convolution_pointwise`` on a weight reordered by the prologue.
 
+    A 1-d convolution is one of a picture of one row, and a transposed one has a call of its own. Left as they are, oneDNN reorders their
+    weights in every call.
     A residual is fused only where it is ready before the convolution starts, so that no branch waits for another.
     Results come out channels last; ``view`` becomes ``reshape``, which copies where it must.
     """
@@ -57,8 +60,17 @@ def pack_cpu_convolutions(draft: Draft) -> int:
 def _packable(convolution: Convolution, node: Node, draft: Draft, fixed: set[int]) -> bool:
     specs = [draft.specs[convolution.source], draft.specs[convolution.weight]]
     constant = convolution.weight in fixed and (convolution.bias is None or convolution.bias in fixed)
-    plain = all(len(spec.shape) == 4 and spec.dtype == specs[0].dtype and spec.elements > 0 for spec in specs)
-    return constant and plain and specs[0].dtype in packable_dtypes() and not convolution.transposed and node.outputs[0] >= 0
+    plain = all(spec.dtype == specs[0].dtype and spec.elements > 0 for spec in specs)
+    batched = len(specs[0].shape) == len(specs[1].shape) and len(specs[0].shape) in (3, 4)
+    packable = specs[0].dtype in packable_dtypes() and (not convolution.transposed or _packable_transposed(convolution, specs[1]))
+    return constant and plain and batched and packable and node.outputs[0] >= 0
+
+
+def _packable_transposed(convolution: Convolution, weight: TensorSpec) -> bool:
+    """As Inductor asks before it calls the same operators, and in float32."""
+    each_channel = convolution.groups > 1 and convolution.groups == weight.shape[0]
+    fits = all(more < step for more, step in zip(convolution.output_padding, convolution.stride, strict=True))
+    return weight.dtype == "float32" and fits and not each_channel
 
 
 def _epilogue(
@@ -77,8 +89,8 @@ def _epilogue(
     activation = read_activation(following)
     if activation is not None and following.args[0] == Ref(made):
         return _Plan(following, None, activation)
-    if convolution.groups > 1 and draft.specs[made].dtype != "float32":
-        # PyTorch adds there by a call of its own, which in sixteen bits it has not together with ReLU.
+    if convolution.transposed or (convolution.groups > 1 and draft.specs[made].dtype != "float32"):
+        # PyTorch adds to a group's results by a call of its own, which in sixteen bits it has not together with ReLU.
         return _Plan(node, None, NONE)
     residual = _residual(following, made, draft)
     if residual is None or finish_of(times, residual) > times[made][0]:
@@ -104,7 +116,7 @@ def _residual(node: Node, made: int, draft: Draft) -> int | None:
     if other is None or other == made or made not in pair:
         return None
     mine, theirs = draft.specs[made], draft.specs[other]
-    if mine.shape[2:] == (1, 1) and not adds_to_one_pixel():
+    if set(mine.shape[2:]) == {1} and not adds_to_one_pixel():
         return None
     return other if mine.shape == theirs.shape and mine.dtype == theirs.dtype else None
 
@@ -116,7 +128,7 @@ def _replace(draft: Draft, chosen: Mapping[Node, tuple[Convolution, _Plan]]) -> 
     for node in draft.nodes:
         if node in ended:
             first, convolution, plan = ended[node]
-            nodes.append(_packed(draft, first, convolution, plan))
+            nodes += _packed(draft, first, convolution, plan)
         elif node not in chosen:
             nodes.append(node)
     draft.nodes = _without_orphans(nodes, draft)
@@ -128,22 +140,47 @@ def _without_orphans(nodes: list[Node], draft: Draft) -> list[Node]:
     return [node for node in nodes if all(value in known for value in node.reads())]
 
 
-def _packed(draft: Draft, node: Node, convolution: Convolution, plan: _Plan) -> Node:
+def _packed(draft: Draft, node: Node, convolution: Convolution, plan: _Plan) -> list[Node]:
+    shape = list(draft.specs[convolution.source].shape)
+    if len(shape) == 4:
+        return [_of_picture(draft, node, convolution, plan, shape, plan.last.outputs)]
+    source, weight = _as_row(draft, node, convolution.source), _as_row(draft, node, convolution.weight)
+    draft.prologue.append(weight)
+    residual = [_as_row(draft, node, plan.residual)] if plan.residual is not None else []
+    (stride,), (padding,), (dilation,) = convolution.stride, convolution.padding, convolution.dilation
+    of_row = replace(
+        convolution, source=source.outputs[0], weight=weight.outputs[0], stride=(1, stride), padding=(0, padding), dilation=(1, dilation),
+        output_padding=(0, *convolution.output_padding),
+    )  # fmt: skip
+    made = draft.fresh()
+    added = replace(plan, residual=residual[0].outputs[0] if residual else None)
+    packed = _of_picture(draft, node, of_row, added, [*shape[:2], 1, shape[2]], (made,))
+    line = Node(torch.ops.aten.squeeze.dim, (Ref(made), 2), {}, plan.last.outputs, f"{node.name}_line", node.source)
+    return [source, *residual, packed, line]
+
+
+def _as_row(draft: Draft, node: Node, line: int) -> Node:
+    return Node(torch.ops.aten.unsqueeze.default, (Ref(line), 2), {}, (draft.fresh(),), f"{node.name}_row", node.source)
+
+
+def _of_picture(draft: Draft, node: Node, convolution: Convolution, plan: _Plan, shape: list[int], outputs: tuple[int, ...]) -> Node:
     mkldnn = torch.ops.mkldnn
     weight = draft.fresh()
     padding, stride, dilation = list(convolution.padding), list(convolution.stride), list(convolution.dilation)
-    shape = list(draft.specs[convolution.source].shape)
-    reorder = (Ref(convolution.weight), padding, stride, dilation, convolution.groups, shape)
-    draft.prologue.append(Node(mkldnn._reorder_convolution_weight.default, reorder, {}, (weight,), f"{node.name}_packed", node.source))
+    geometry: tuple[object, ...] = (padding, stride, dilation, convolution.groups)
+    reorder, call = mkldnn._reorder_convolution_weight.default, mkldnn._convolution_pointwise.default
+    if convolution.transposed:
+        geometry = (padding, list(convolution.output_padding), stride, dilation, convolution.groups)
+        reorder, call = mkldnn._reorder_convolution_transpose_weight.default, mkldnn._convolution_transpose_pointwise.default
+    given = (Ref(convolution.weight), *geometry, shape)
+    draft.prologue.append(Node(reorder, given, {}, (weight,), f"{node.name}_packed", node.source))
     bias = as_dense(draft, node, convolution.bias)
-    geometry = (padding, stride, dilation, convolution.groups)
     activation = plan.activation
-    outputs = plan.last.outputs
     if plan.residual is None:
         args: tuple[object, ...] = (
             Ref(convolution.source), Ref(weight), bias, *geometry, activation.name, list(activation.scalars), activation.algorithm,
         )  # fmt: skip
-        return Node(mkldnn._convolution_pointwise.default, args, {}, outputs, node.name, node.source)
+        return Node(call, args, {}, outputs, node.name, node.source)
     unary = None if activation is NONE else activation.name
     args = (Ref(convolution.source), Ref(plan.residual), Ref(weight), bias, *geometry, "add", 1.0, unary, [], None)
     return Node(mkldnn._convolution_pointwise.binary, args, {}, outputs, node.name, node.source)

@@ -52,6 +52,7 @@ class _Scores:
         query: ``[..., queries, width]``.
         turned: the keys, ``[..., width, keys]``.
         scale: of the products.
+        factors: what they are multiplied by as well, a number for each head.
         added: what is added to them.
         hidden: where this is true they become minus infinity, afterwards.
     """
@@ -59,6 +60,7 @@ class _Scores:
     query: int
     turned: int
     scale: float = 1.0
+    factors: int | None = None
     added: tuple[_Mask, ...] = ()
     hidden: _Mask | None = None
 
@@ -126,12 +128,24 @@ class _Finder:
         if (factor := _factor_of(node)) is not None:
             below = self._below(node, value)
             return None if below is None or below.added or below.hidden is not None else replace(below, scale=below.scale * factor)
+        if node.target == "aten::mul.Tensor":
+            return self._by_heads(node, value)
         if node.target in _VIEWS:
             source = node.tensor("self")
             # Batches may be parted, as for windows of pictures, and heads joined with them.
             alike = source is not None and self.draft.specs[source].shape[-2:] == self.draft.specs[value].shape[-2:]
             return self._scores(source) if alike and source is not None else None
         return None
+
+    def _by_heads(self, node: Node, value: int) -> _Scores | None:
+        """As Swin's second version has it."""
+        below, factors = self._below(node, value), node.tensor("other")
+        if below is None or factors is None or below.added or below.hidden is not None or below.factors is not None:
+            return None
+        spec, query = self.draft.specs[factors], self.draft.specs[below.query]
+        # The queries are multiplied in place of the scores, so their heads must not be parted otherwise.
+        alike = query.shape[:-1] == self.draft.specs[value].shape[:-1]
+        return replace(below, factors=factors) if alike and spec.dtype == "float32" and spec.shape[-2:] == (1, 1) else None
 
     def _sum(self, node: Node, value: int) -> _Scores | None:
         one, other = node.tensor("self"), node.tensor("other")
@@ -216,7 +230,10 @@ def _calls(draft: Draft, last: Node, found: _Attention, finder: _Finder) -> list
     flat = len(draft.specs[found.value].shape) == 3
     key = _turned_back(finder, found.scores.turned)
     turned = spell.call(aten.transpose.int, Ref(found.scores.turned), -2, -1) if key is None else Ref(key)
-    operands = [Ref(found.scores.query), turned, Ref(found.value)]
+    query = Ref(found.scores.query)
+    if found.scores.factors is not None:
+        query = spell.call(aten.mul.Tensor, query, Ref(found.scores.factors))
+    operands = [query, turned, Ref(found.value)]
     if flat:
         operands = [spell.call(aten.unsqueeze.default, value, 0) for value in operands]
     mask = _mask(spell, found.scores)
