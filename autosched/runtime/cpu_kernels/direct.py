@@ -68,6 +68,8 @@ def read_scaled(call: Call, graph: OpGraph, makers: Mapping[int, Call]) -> Convo
     for source, scale in permutations(before.reads(), 2):
         specs = [graph.values[slot].spec for slot in (source, scale)]
         shapes, alike = (picture.shape, (*picture.shape[:2], 1, 1)), all(spec.dtype == picture.dtype for spec in specs)
+        # Where the result is written over what is multiplied, others would read what has been made.
+        alike = alike and found.made not in (source, scale)
         if alike and tuple(spec.shape for spec in specs) == shapes and all(is_channels_last(spec) for spec in specs):
             return replace(found, source=source, scale=scale, before=before)
     return found

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 import autosched
 from autosched.capture.export import Captured, capture
 from autosched.core.graph import OpGraph, TensorSpec, Value, ValueRole
-from autosched.core.program import Call
+from autosched.core.program import Call, Ref
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.pipeline.inductor_capture import capture_inductor
 from autosched.runtime.cpu_kernels import steps
 from autosched.runtime.cpu_kernels.convolution import Convolution, Follows, read_convolution
-from autosched.runtime.cpu_kernels.direct import geometry, read_direct
+from autosched.runtime.cpu_kernels.direct import geometry, read_direct, read_scaled
 from autosched.runtime.cpu_kernels.library import Library, kernel_library
 from autosched.runtime.cpu_kernels.weights import summed
 from autosched.runtime.inductor.common import Refused
@@ -218,6 +218,19 @@ def test_a_gate_is_multiplied_with_while_the_picture_is_read(name: str) -> None:
     assert error_of(bound.run([x])[0], model, x) < 2e-6
     plain = bind(found.program, found.constants, "cpu").run([x])[0]
     assert torch.allclose(plain, bound.run([x])[0], atol=1e-5)
+
+
+def test_what_is_written_over_the_picture_is_not_gated_meanwhile() -> None:
+    _, _, found = captured(GATED["residual"][1])
+    graph = found.program.graph
+    before, call = next(operator.calls for operator in graph.operators if operator.calls[0].target == "aten::mul.Tensor")[:2]
+    [picture, gate], makers = before.reads(), {before.outputs[0]: before}
+    assert read_scaled(call, graph, makers).scale == gate
+    source, *rest = call.args
+    over = dataclasses.replace(call, target="mkldnn::_convolution_pointwise_.binary", args=(Ref(picture), source, *rest[1:]), outputs=(-1,))
+    found_over = read_scaled(over, graph, makers)
+    assert found_over.made == picture
+    assert found_over.scale is None
 
 
 @pytest.mark.parametrize("name", GATED)
