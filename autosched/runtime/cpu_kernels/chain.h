@@ -93,13 +93,11 @@ class Chain {
       float* const results = made + (batch * g.out_height + down) * g.out_width * g.channels + feature;
       for (int64_t place = 0; place < width; place += kLanes) {
         for (int64_t part = 0; part < parts; ++part) {
-          Vector sums[Count] = {};
+          Vector sums[Count][1] = {};
           const float* weight = factors + feature * g.tall * Wide + (begin - top) * Wide * width + place;
           for (int64_t row = 0; row < end - begin; ++row, weight += Wide * width) {
             const float* const numbers = rows[row] + part * Count * Step * width + place;
-            add_row<Wide, Step>(
-                sums, [&](int across) { return load<Vector>(numbers + across * width); },
-                [&](int column) { return load<Vector>(weight + column * width); });
+            add_row<1, Wide, Step, Count, true>(sums, {numbers, width, weight, width, kLanes, 0, 0});
           }
           finish(sums, results + part * Count * g.channels, std::min<int64_t>(Count, g.out_width - part * Count), feature + place, place);
         }
@@ -110,10 +108,10 @@ class Chain {
 
   // The first ``count`` of some results of channels from ``channel`` on, ``place`` behind the beginning of their block.
   template <int Count>
-  void finish(const Vector (&sums)[Count], float* results, int64_t count, int64_t channel, int64_t place) const {
+  void finish(const Vector (&sums)[Count][1], float* results, int64_t count, int64_t channel, int64_t place) const {
     const Vector more = load<Vector>(bias + channel);
     for (int result = 0; result < count; ++result) {
-      store_some(results + result * g.channels + place, follows.limited(sums[result] + more), g.channels - channel);
+      store_some(results + result * g.channels + place, follows.limited(sums[result][0] + more), g.channels - channel);
     }
   }
 

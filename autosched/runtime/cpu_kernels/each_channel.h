@@ -9,19 +9,43 @@
 
 namespace {
 
-// A row of weights, and what it is multiplied with, added to ``Count`` results next to each other: each number is read once.
-template <int Wide, int Step, int Count, typename Number, typename Weight>
-__attribute__((always_inline)) inline void add_row(Vector (&sums)[Count], Number number, Weight weight) {
-  Vector weights[Wide];
+// One vector of two, or what there is of a single one.
+template <int Vectors>
+Vector load_channels(const float* from, int64_t channels) {
+  return Vectors > 1 ? load<Vector>(from) : load_some(from, channels);
+}
+
+// What is multiplied with a row of weights, from ``left`` on, and how far numbers and weights are apart.
+struct Row {
+  const float* numbers;
+  int64_t apart;
+  const float* factors;
+  int64_t factors_apart;
+  int64_t channels;  // that there are
+  int64_t left, width;
+};
+
+// Added to ``Count`` results next to each other: each number is read once. ``Inside``: all of them lie inside of the picture. (Pointers, since
+// GCC 12 makes slower code of functions that are handed over.)
+template <int Vectors, int Wide, int Step, int Count, bool Inside>
+__attribute__((always_inline)) inline void add_row(Vector (&sums)[Count][Vectors], const Row& row) {
+#pragma GCC unroll 2
+  for (int place = 0; place < Vectors; ++place) {
+    Vector weight[Wide];
 #pragma GCC unroll 8
-  for (int column = 0; column < Wide; ++column) weights[column] = weight(column);
+    for (int column = 0; column < Wide; ++column) {
+      weight[column] = load_channels<Vectors>(row.factors + column * row.factors_apart + place * kLanes, row.channels);
+    }
 #pragma GCC unroll 32
-  for (int across = 0; across < (Count - 1) * Step + Wide; ++across) {
-    const Vector there = number(across);
+    for (int number = 0; number < (Count - 1) * Step + Wide; ++number) {
+      const int64_t x = row.left + number;
+      Vector there = {};
+      if (Inside || (x >= 0 && x < row.width)) there = load_channels<Vectors>(row.numbers + number * row.apart + place * kLanes, row.channels);
 #pragma GCC unroll 8
-    for (int result = 0; result < Count; ++result) {
-      const int column = across - result * Step;
-      if (column >= 0 && column < Wide) sums[result] = multiply_add(weights[column], there, sums[result]);
+      for (int result = 0; result < Count; ++result) {
+        const int column = number - result * Step;
+        if (column >= 0 && column < Wide) sums[result][place] = multiply_add(weight[column], there, sums[result][place]);
+      }
     }
   }
 }
@@ -95,28 +119,15 @@ class EachChannel {
   template <int Vectors, int Wide, int Step, int Count, bool Inside>
   void some(const Part& part) const {
     const int64_t channels = g.channels - part.channel;
-    Vector sums[Vectors][Count] = {};
+    Vector sums[Count][Vectors] = {};
     for (int64_t row = part.begin; row < part.end; ++row) {
       const float* const numbers = part.from + row * g.apart_down * g.row_stride;
       const float* const factors = weights + row * Wide * g.channels + part.channel;
-#pragma GCC unroll 2
-      for (int place = 0; place < Vectors; ++place) {
-        const auto number = [&](int across) {
-          const int64_t x = part.left + across;
-          const bool there = Inside || (x >= 0 && x < g.width);
-          return there ? load_channels<Vectors>(numbers + across * g.column_stride + place * kLanes, channels) : Vector{};
-        };
-        add_row<Wide, Step>(sums[place], number, [&](int column) {
-          return load_channels<Vectors>(factors + column * g.channels + place * kLanes, channels);
-        });
-      }
+      add_row<Vectors, Wide, Step, Count, Inside>(sums, {numbers, g.column_stride, factors, g.channels, channels, part.left, g.width});
     }
 #pragma GCC unroll 8
     for (int result = 0; result < Count; ++result) {
-      if (!Inside && result >= part.count) continue;
-      Vector these[Vectors];
-      for (int place = 0; place < Vectors; ++place) these[place] = sums[place][result];
-      finish<Vectors>(these, part.pixel + result, part.channel);
+      if (Inside || result < part.count) finish<Vectors>(sums[result], part.pixel + result, part.channel);
     }
   }
 
@@ -139,11 +150,6 @@ class EachChannel {
       }
     }
     finish<Vectors>(sums, part.pixel, part.channel);
-  }
-
-  template <int Vectors>
-  static Vector load_channels(const float* from, int64_t channels) {
-    return Vectors > 1 ? load<Vector>(from) : load_some(from, channels);
   }
 
   // With bias and residual; an activation is still to follow.
