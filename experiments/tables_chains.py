@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from experiments.kernels import PLAIN
-from experiments.tables_recorded import NOT_YET, where
+from experiments.tables_recorded import NOT_YET, by_shape, where
 from experiments.tables_winograd import apart
 
 _EACH, _BOTH = "own_convolution", "own_chain"
@@ -22,8 +22,7 @@ def chains_table(folder: Path) -> str:
         "| channels, features, picture | first | second | oneDNN, two | own, two | own, one | speed-up | error |",
         f"|---|---|---|{'---:|' * 5}",
     ]
-    for shape in dict.fromkeys(tuple(row["shape"]) for row in recorded["rows"]):
-        rows = sorted((row for row in recorded["rows"] if tuple(row["shape"]) == shape), key=lambda row: row["threads"])
+    for shape, rows in by_shape(recorded):
         times = [" / ".join(f"{row['us'][name]:,.0f}" for row in rows) for name in (PLAIN, _EACH, _BOTH)]
         gain = " / ".join(f"{min(row['us'][PLAIN], row['us'][_EACH]) / row['us'][_BOTH]:.2f}x" for row in rows)
         channels, features, size, *weights = shape

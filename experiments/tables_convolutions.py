@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.kernels import PLAIN
-from experiments.tables_recorded import NOT_YET, where
+from experiments.tables_recorded import NOT_YET, by_shape, where
 from experiments.tables_winograd import apart
 
 _OWN = "own_convolution"
@@ -33,8 +33,7 @@ def convolutions_table(folder: Path) -> str:
 
 def compared_cells(recorded: dict[str, Any], plain: str, own: str, *, digits: int) -> Iterator[tuple[tuple[int, ...], str]]:
     """Of each shape: both times on one thread / on all, how many times as fast ``own`` is as ``plain``, and both errors on all threads."""
-    for shape in dict.fromkeys(tuple(row["shape"]) for row in recorded["rows"]):
-        rows = sorted((row for row in recorded["rows"] if tuple(row["shape"]) == shape), key=lambda row: row["threads"])
+    for shape, rows in by_shape(recorded):
         times = [" / ".join(f"{row['us'][name]:,.{digits}f}" for row in rows) for name in (plain, own)]
         gain = " / ".join(f"{row['us'][plain] / row['us'][own]:.2f}x" for row in rows)
         errors = [f"{rows[-1]['errors'][name]:.0e}" for name in (plain, own)]

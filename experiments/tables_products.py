@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from experiments.products import MKL, ONEDNN, OWN
-from experiments.tables_recorded import NOT_YET, where
+from experiments.tables_recorded import NOT_YET, by_shape, where
 from experiments.tables_winograd import apart
 
 
@@ -20,8 +20,7 @@ def products_table(folder: Path) -> str:
     names = [*libraries, OWN]
     heads = [*names, "speed-up", *(f"{name}, error" for name in names)]
     lines = [f"| rows, inputs, outputs | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
-    for shape in dict.fromkeys(tuple(row["shape"]) for row in recorded["rows"]):
-        rows = sorted((row for row in recorded["rows"] if tuple(row["shape"]) == shape), key=lambda row: row["threads"])
+    for shape, rows in by_shape(recorded):
         cells = [" / ".join(f"{row['us'][name]:,.1f}" for row in rows) for name in names]
         cells.append(" / ".join(f"{min(row['us'][name] for name in libraries) / row['us'][OWN]:.2f}x" for row in rows))
         cells += [f"{rows[-1]['errors'][name]:.0e}" for name in names]

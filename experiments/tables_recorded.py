@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,3 +189,9 @@ def device_name(folder: Path) -> str:
 def processor(device: dict[str, Any]) -> str:
     """What a report's ``device`` is called."""
     return title(DeviceKey(device["kind"], device["name"], tuple(map(tuple, device["details"]))))
+
+
+def by_shape(recorded: dict[str, Any]) -> Iterator[tuple[tuple[int, ...], list[dict[str, Any]]]]:
+    """The rows of each shape, in the order of their threads."""
+    for shape in dict.fromkeys(tuple(row["shape"]) for row in recorded["rows"]):
+        yield shape, sorted((row for row in recorded["rows"] if tuple(row["shape"]) == shape), key=lambda row: row["threads"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.kernels import AGAIN, PLAIN
-from experiments.tables_recorded import NOT_YET, where
+from experiments.tables_recorded import NOT_YET, by_shape, where
 
 _TILES = {"winograd_2": "2x2 tiles", "winograd_4": "4x4 tiles"}
 
@@ -19,11 +19,9 @@ def winograd_table(folder: Path) -> str:
     if not path.exists():
         return NOT_YET
     recorded = json.loads(path.read_text())
-    shapes = list(dict.fromkeys(tuple(row["shape"]) for row in recorded["rows"]))
     heads = [*(f"{name}, speed-up" for name in _TILES.values()), *(f"{name}, error" for name in ("oneDNN", *_TILES.values()))]
     lines = [f"| channels, features, picture | oneDNN | {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) + 1)}"]
-    for shape in shapes:
-        rows = sorted((row for row in recorded["rows"] if tuple(row["shape"]) == shape), key=lambda row: row["threads"])
+    for shape, rows in by_shape(recorded):
         channels, features, size = shape
         times = " / ".join(f"{row['us'][PLAIN]:,.0f}" for row in rows)
         cells = [" / ".join(f"{row['us'][PLAIN] / row['us'][name]:.2f}x" for row in rows) for name in _TILES]

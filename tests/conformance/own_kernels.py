@@ -16,13 +16,17 @@ from autosched.export.bundle import make_bundle, write_bundle
 from autosched.runtime.bundle.format import read_bundles
 from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key
 from autosched.runtime.inductor.common import Refused
+from autosched.runtime.instructions import instructions_of
 from autosched.runtime.kernels import BoundProgram, bind
+from autosched.runtime.lane_pool import LanePool
+from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.plan import make_plan
 from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.regions.pieces import offered_variants
 from autosched.runtime.verdict import Compatibility, check_bundle
 from autosched.runtime.widths import WidePrograms
 from tests.conformance.bundles import evidence_for
+from tests.conformance.interpreter import interpret
 
 CPU = torch.device("cpu")
 
@@ -87,3 +91,17 @@ def assert_degraded_without(variable: str, kind: str, count: int, path: Path, mo
     assert without.compatibility is Compatibility.DEGRADED
     said = f"{kind}: {count} by kernels of our own there, by those of libraries here (switched off by {variable}=0)"
     assert said in without.lines
+
+
+def assert_instructions_and_lanes_agree(bound: BoundProgram, *inputs: torch.Tensor) -> None:
+    """Its instructions, interpreted and run by lanes without the interpreter, make what its kernels make of ``inputs``, bit for bit."""
+    graph = bound.program.graph
+    slots = {slot: tensor for slot, tensor in enumerate(bound.new_slots(list(inputs))) if tensor is not None}
+    with torch.inference_mode():
+        for made in bound.kernels:
+            interpret(instructions_of(made) or pytest.fail("it says nothing"), slots)
+    wanted = bound.run(list(inputs))
+    assert all(torch.equal(slots[place], tensor) for place, tensor in zip(graph.outputs, wanted, strict=True))
+    executor = LaneExecutor(bound, make_plan(graph, sequential(graph)), LanePool())
+    assert executor.engine.value == "native"
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(executor.run(list(inputs)), wanted, strict=True))

@@ -16,7 +16,7 @@ from autosched.core.graph import Operator, OpGraph, ValueRole
 from autosched.core.program import Call
 from autosched.runtime.cpu_kernels import direct
 from autosched.runtime.cpu_kernels.convolution import Convolution
-from autosched.runtime.cpu_kernels.weights import in_blocks
+from autosched.runtime.cpu_kernels.weights import in_blocks, summed
 
 # Those that the kernel has code for, of the second.
 _MOST_TALL, _WIDTHS, _STEPS = 7, (3, 5, 7), (1, 2)
@@ -110,14 +110,15 @@ def packed(chain: Chain, weights: Sequence[torch.Tensor], lanes: int) -> torch.T
         lanes: numbers in a vector.
     """
     given = dict(zip(chain.weights, weights, strict=True))
-    first, second = given[chain.first.weight], given[chain.second.weight]
-    order = (1, 2, 3, 0) if chain.turned else (2, 3, 1, 0)
-    factors = (first.permute(order), second.squeeze(1).permute(1, 2, 0))
+    deep = given[chain.second.weight].squeeze(1).permute(1, 2, 0)
+    factors = (
+        summed(given[chain.first.weight], lanes, groups=1, turned=chain.turned),
+        in_blocks(deep.reshape(1, -1, deep.shape[-1]), lanes),
+    )
     parts: list[torch.Tensor] = []
     for item, numbers in zip((chain.first, chain.second), factors, strict=True):
-        features = numbers.shape[-1]
-        bias = torch.zeros(-(-features // lanes) * lanes, dtype=torch.float32, device="cpu")
+        bias = torch.zeros(-(-deep.shape[-1] // lanes) * lanes, dtype=torch.float32, device="cpu")
         if item.bias is not None:
-            bias[:features] = given[item.bias]
-        parts += [in_blocks(numbers.reshape(1, -1, features), lanes), bias]
+            bias[: deep.shape[-1]] = given[item.bias]
+        parts += [numbers, bias]
     return torch.cat(parts)

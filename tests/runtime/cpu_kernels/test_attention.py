@@ -15,7 +15,6 @@ import autosched
 from autosched.capture.export import Captured, capture
 from autosched.core.graph import OpGraph
 from autosched.core.program import Call, Ref
-from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.pipeline.inductor_capture import capture_inductor
 from autosched.runtime.cpu_kernels import steps
@@ -23,12 +22,16 @@ from autosched.runtime.cpu_kernels.attention import Attention, geometry, read_at
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.instructions import RunKernel, Window, instructions_of
 from autosched.runtime.kernels import bind
-from autosched.runtime.lane_pool import LanePool
-from autosched.runtime.lanes import LaneExecutor
-from autosched.runtime.plan import make_plan
 from autosched.runtime.regions.pieces import offered_variants
-from tests.conformance.interpreter import interpret
-from tests.conformance.own_kernels import assert_degraded_without, assert_switched_off_by, bound_with, having, library_of, save_with
+from tests.conformance.own_kernels import (
+    assert_degraded_without,
+    assert_instructions_and_lanes_agree,
+    assert_switched_off_by,
+    bound_with,
+    having,
+    library_of,
+    save_with,
+)
 
 OWN = Variant.OWN_ATTENTION
 
@@ -171,16 +174,7 @@ def test_instructions_do_what_the_kernel_does_also_without_the_interpreter() -> 
         found = capture(model.eval(), inputs, lowering=Lowering.REWRITTEN)
         bound, offered = bound_with(found, OWN)
         assert offered
-        slots = {slot: tensor for slot, tensor in enumerate(bound.new_slots(list(inputs))) if tensor is not None}
-        with torch.inference_mode():
-            for made in bound.kernels:
-                interpret(instructions_of(made) or pytest.fail("it says nothing"), slots)
-        graph = found.program.graph
-        executor = LaneExecutor(bound, make_plan(graph, sequential(graph)), LanePool())
-        assert executor.engine.value == "native"
-        for place, mine, native in zip(graph.outputs, bound.run(list(inputs)), executor.run(list(inputs)), strict=True):
-            assert torch.equal(slots[place], mine)
-            assert torch.equal(native, mine)
+        assert_instructions_and_lanes_agree(bound, *inputs)
 
 
 def test_other_tensors_than_it_was_made_for_are_refused_when_it_runs() -> None:

@@ -15,7 +15,6 @@ import autosched
 from autosched.capture.export import Captured, capture
 from autosched.core.graph import OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call
-from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime.bundle.format import read_bundles
 from autosched.runtime.bundle.values import schema_for
@@ -26,13 +25,10 @@ from autosched.runtime.cpu_kernels.weights import in_blocks
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.instructions import RunKernel, instructions_of
 from autosched.runtime.kernels import bind
-from autosched.runtime.lane_pool import LanePool
-from autosched.runtime.lanes import LaneExecutor
-from autosched.runtime.plan import make_plan
 from autosched.runtime.regions.pieces import offered_variants
-from tests.conformance.interpreter import interpret
 from tests.conformance.own_kernels import (
     assert_degraded_without,
+    assert_instructions_and_lanes_agree,
     assert_switched_off_by,
     bound_with,
     error_of,
@@ -120,17 +116,7 @@ def test_it_computes_what_the_two_kernels_do(name: str) -> None:
 @pytest.mark.parametrize("name", ["silu", "channels apart", "an activation that libraries have"])
 def test_instructions_and_lanes_without_the_interpreter_do_what_the_kernel_does(name: str) -> None:
     _, x, found = captured(COMPUTED[name])
-    bound, _ = bound_with(found, OWN)
-    graph = found.program.graph
-    slots = {slot: tensor for slot, tensor in enumerate(bound.new_slots([x])) if tensor is not None}
-    with torch.inference_mode():
-        for made in bound.kernels:
-            interpret(instructions_of(made) or pytest.fail("it says nothing"), slots)
-    wanted = bound.run([x])
-    assert all(torch.equal(slots[place], tensor) for place, tensor in zip(graph.outputs, wanted, strict=True))
-    executor = LaneExecutor(bound, make_plan(graph, sequential(graph)), LanePool())
-    assert executor.engine.value == "native"
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(executor.run([x]), wanted, strict=True))
+    assert_instructions_and_lanes_agree(bound_with(found, OWN)[0], x)
 
 
 def _library() -> Library:

@@ -30,8 +30,15 @@ from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.plan import make_plan
 from autosched.runtime.regions.pieces import offered_variants
-from tests.conformance.interpreter import interpret
-from tests.conformance.own_kernels import assert_degraded_without, assert_switched_off_by, bound_with, error_of, library_of, save_with
+from tests.conformance.own_kernels import (
+    assert_degraded_without,
+    assert_instructions_and_lanes_agree,
+    assert_switched_off_by,
+    bound_with,
+    error_of,
+    library_of,
+    save_with,
+)
 
 OWN = Variant.OWN_PRODUCT
 Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -109,11 +116,7 @@ def test_no_bit_depends_on_the_number_of_threads(rows: int) -> None:
 def test_instructions_do_what_the_kernel_does(name: str) -> None:
     _, x, found = captured(COMPUTED[name])
     bound, _ = bound_with(found, OWN)
-    slots = {slot: tensor for slot, tensor in enumerate(bound.new_slots([x])) if tensor is not None}
-    with torch.inference_mode():
-        for made in bound.kernels:
-            interpret(instructions_of(made) or pytest.fail("it says nothing"), slots)
-    assert all(torch.equal(slots[place], tensor) for place, tensor in zip(bound.program.graph.outputs, bound.run([x]), strict=True))
+    assert_instructions_and_lanes_agree(bound, x)
 
 
 def test_lanes_without_the_interpreter_run_it() -> None:

@@ -14,7 +14,6 @@ from autosched.capture.export import Captured, capture
 from autosched.core.errors import UsageError
 from autosched.core.graph import OpGraph, ValueRole
 from autosched.core.program import Call, Many
-from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime.cpu_kernels import recurrent, steps
 from autosched.runtime.cpu_kernels.library import Library, kernel_library
@@ -22,12 +21,8 @@ from autosched.runtime.cpu_kernels.recurrent import Recurrence, packed, read_rec
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.instructions import RunKernel, instructions_of
 from autosched.runtime.kernels import bind
-from autosched.runtime.lane_pool import LanePool
-from autosched.runtime.lanes import LaneExecutor
-from autosched.runtime.plan import make_plan
 from autosched.runtime.regions.pieces import offered_variants
-from tests.conformance.interpreter import interpret
-from tests.conformance.own_kernels import assert_degraded_without, bound_with, library_of, save_with
+from tests.conformance.own_kernels import assert_degraded_without, assert_instructions_and_lanes_agree, bound_with, library_of, save_with
 
 OWN = Variant.OWN_RECURRENCE
 
@@ -140,16 +135,7 @@ def test_instructions_do_what_the_kernel_does_also_without_the_interpreter() -> 
     x = torch.randn(6, 2, 24)
     found = captured(layer_of(24, 32, num_layers=2), x)
     bound, _ = bound_with(found, OWN)
-    slots = {slot: tensor for slot, tensor in enumerate(bound.new_slots([x])) if tensor is not None}
-    with torch.inference_mode():
-        for made in bound.kernels:
-            interpret(instructions_of(made) or pytest.fail("it says nothing"), slots)
-    graph = found.program.graph
-    executor = LaneExecutor(bound, make_plan(graph, sequential(graph)), LanePool())
-    assert executor.engine.value == "native"
-    for place, mine, native in zip(graph.outputs, bound.run([x]), executor.run([x]), strict=True):
-        assert torch.equal(slots[place], mine)
-        assert torch.equal(native, mine)
+    assert_instructions_and_lanes_agree(bound, x)
 
 
 LEFT_ALONE = {

@@ -35,8 +35,7 @@ from autosched.runtime.plan import make_plan
 from autosched.runtime.regions.library import region_library
 from autosched.runtime.regions.pieces import offered_variants
 from autosched.runtime.verdict import Compatibility, check_bundle
-from tests.conformance.interpreter import interpret
-from tests.conformance.own_kernels import CPU, bound_with, error_of, having, library_of, save_with
+from tests.conformance.own_kernels import CPU, assert_instructions_and_lanes_agree, bound_with, error_of, having, library_of, save_with
 
 BOTH = (Variant.WINOGRAD_2, Variant.WINOGRAD_4)
 Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -118,11 +117,7 @@ def test_no_bit_depends_on_the_number_of_threads(size: tuple[int, ...], variant:
 def test_instructions_do_what_the_kernel_does(name: str) -> None:
     _, x, found = captured(COMPUTED[name])
     bound, _ = bound_with(found, Variant.WINOGRAD_4)
-    slots = {slot: tensor for slot, tensor in enumerate(bound.new_slots([x])) if tensor is not None}
-    with torch.inference_mode():
-        for made in bound.kernels:
-            interpret(instructions_of(made) or pytest.fail("it says nothing"), slots)
-    assert all(torch.equal(slots[place], tensor) for place, tensor in zip(bound.program.graph.outputs, bound.run([x]), strict=True))
+    assert_instructions_and_lanes_agree(bound, x)
 
 
 def test_lanes_without_the_interpreter_run_it() -> None:
