@@ -26,6 +26,7 @@ from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.pointwise import fuse_pointwise
 from autosched.capture.passes.slow_activations import spell_slow_activations
 from autosched.capture.passes.spelled_attention import join_attention
+from autosched.capture.passes.token_pictures import order_token_pictures
 from autosched.capture.passes.views import loosen_views, sink_views
 from autosched.capture.regions import fuse_regions
 from autosched.core.program import Ref
@@ -62,8 +63,10 @@ PASSES: tuple[Pass, ...] = (
     Pass("drop_identities", drop_identities),
     Pass("eliminate_common_calls", eliminate_common_calls),
     Pass("fold_constants", fold_constants),
+    Pass("order_token_pictures", order_token_pictures, changes_values=True, only_on="cpu"),
     Pass("join_attention", join_attention, changes_values=True, only_on="cpu"),
-    # Results that come as the model goes on need no copy any more, and all layers may have the same mask.
+    # Results that come as the model goes on need no copy any more, and all layers may have the same mask; nor is a picture enlarged to its
+    # own size.
     Pass("drop_identities", drop_identities, changes_values=True, only_on="cpu"),
     Pass("eliminate_common_calls", eliminate_common_calls, only_on="cpu"),
     Pass("fold_constants", fold_constants, only_on="cpu"),

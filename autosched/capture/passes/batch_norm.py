@@ -1,19 +1,24 @@
-"""Fold an inference batch norm into the convolution before it; what is left of them, as the call that a GPU has one kernel for."""
+"""Fold an inference batch norm into the convolution or linear layer before it; what is left of them, as the call that a GPU has one kernel for."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.convolution import Convolution, read_convolution
+from autosched.capture.passes.identities import same_layout
+from autosched.capture.passes.linear import Linear, read_linear
 from autosched.core.program import Ref
 
 aten = torch.ops.aten
 _EXPORTED = "aten::_native_batch_norm_legit_no_training"
+_RESHAPES = ("aten::view.default", "aten::_unsafe_view.default", "aten::reshape.default")
 
 
 def fold_batch_norm(draft: Draft) -> int:
-    """``batch_norm(conv(x, w, b))`` becomes ``conv(x, w', b')``, with ``w'`` and ``b'`` computed by the prologue.
+    """``batch_norm(conv(x, w, b))`` becomes ``conv(x, w', b')``, with ``w'`` and ``b'`` computed by the prologue; ``linear`` likewise.
 
     ``w' = w s`` and ``b' = (b - mean) s + beta`` with ``s = gamma / sqrt(var + eps)``, in float32 for half precision.
     A batch norm that follows something else stays one call: it is already a single pass over its input.
@@ -22,28 +27,46 @@ def fold_batch_norm(draft: Draft) -> int:
     """
     fixed = draft.fixed_values()
     producers, users, outputs = draft.producers(), draft.users(), set(draft.output_values())
+    # What is made for a batch norm alone.
+    alone = {value: node for value, node in producers.items() if value not in outputs and len(users.get(value, ())) == 1}
     mapping: dict[int, int] = {}
-    folded = 0
     for norm in draft.nodes:
-        if norm.kind != _EXPORTED or any(value >= 0 for value in norm.outputs[1:]):
+        source = norm.tensor("input") if norm.kind == _EXPORTED else None
+        if source is None or any(value >= 0 for value in norm.outputs[1:]):
             continue
-        source = norm.tensor("input")
-        before = producers.get(source) if source is not None else None
-        if before is None or source in outputs or len(users.get(before.outputs[0], ())) != 1:
-            continue
-        convolution = read_convolution(before)
         statistics = [norm.tensor(name) for name in ("weight", "bias", "running_mean", "running_var")]
-        if convolution is None or convolution.transposed or not _all_fixed(convolution, statistics, fixed):
+        before = _convolution(alone.get(source), draft) or _linear(norm, alone, draft)
+        if before is None or not _all_fixed(before[1], statistics, fixed):
             continue
-        if len(draft.specs[convolution.source].shape) != len(draft.specs[convolution.weight].shape):
-            # Without a batch the first dimension is the channels, and the norm is of the second one.
-            continue
-        _write_folded(draft, before, convolution, norm, statistics)
-        mapping[norm.outputs[0]] = before.outputs[0]
-        folded += 1
+        _write_folded(draft, *before, norm, statistics)
+        mapping[norm.outputs[0]] = source
     draft.substitute(mapping)
     draft.remove_dead()
-    return folded
+    return len(mapping)
+
+
+def _convolution(node: Node | None, draft: Draft) -> tuple[Node, Convolution] | None:
+    found = None if node is None else read_convolution(node)
+    if node is None or found is None or found.transposed:
+        return None
+    # Without a batch the first dimension is the channels, and the norm is of the second one.
+    return (node, found) if len(draft.specs[found.source].shape) == len(draft.specs[found.weight].shape) else None
+
+
+def _linear(norm: Node, alone: Mapping[int, Node], draft: Draft) -> tuple[Node, Linear] | None:
+    """The layer whose features ``norm`` norms, which may lie in another number of rows there."""
+    source = norm.tensor("input")
+    if source is None or len(draft.specs[source].shape) != 2 or not same_layout(draft.specs[source], draft.specs[norm.outputs[0]]):
+        return None
+    node = alone.get(source)
+    while node is not None and node.target in _RESHAPES:
+        given = node.tensor("self")
+        if given is None or draft.specs[given].shape[-1:] != draft.specs[source].shape[-1:]:
+            return None
+        node = alone.get(given)
+    found = read_linear(node) if node is not None and node.target == "aten::linear.default" else None
+    # A weight of one dimension makes one number of each row.
+    return None if node is None or found is None or len(draft.specs[found.weight].shape) != 2 else (node, found)
 
 
 def whole_batch_norms(draft: Draft) -> int:
@@ -66,16 +89,16 @@ def whole_batch_norms(draft: Draft) -> int:
     return replaced
 
 
-def _all_fixed(convolution: Convolution, statistics: list[int | None], fixed: set[int]) -> bool:
-    needed = [convolution.weight, *(value for value in (convolution.bias, *statistics) if value is not None)]
+def _all_fixed(layer: Convolution | Linear, statistics: list[int | None], fixed: set[int]) -> bool:
+    needed = [layer.weight, *(value for value in (layer.bias, *statistics) if value is not None)]
     return statistics[2] is not None and statistics[3] is not None and all(value in fixed for value in needed)
 
 
-def _write_folded(draft: Draft, node: Node, convolution: Convolution, norm: Node, statistics: list[int | None]) -> None:
+def _write_folded(draft: Draft, node: Node, layer: Convolution | Linear, norm: Node, statistics: list[int | None]) -> None:
     gamma, beta, mean, variance = statistics
     assert mean is not None
     assert variance is not None
-    spec = draft.specs[convolution.weight]
+    spec = draft.specs[layer.weight]
     dtype: torch.dtype = getattr(torch, spec.dtype)
     wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
@@ -91,9 +114,9 @@ def _write_folded(draft: Draft, node: Node, convolution: Convolution, norm: Node
     if gamma is not None:
         scale = emit(aten.mul.Tensor, Ref(scale), widen(gamma))
     column = emit(aten.reshape.default, Ref(scale), [-1] + [1] * (len(spec.shape) - 1))
-    weight = emit(aten.mul.Tensor, widen(convolution.weight), Ref(column))
-    if convolution.bias is not None:
-        shift = emit(aten.mul.Tensor, Ref(emit(aten.sub.Tensor, widen(convolution.bias), widen(mean))), Ref(scale))
+    weight = emit(aten.mul.Tensor, widen(layer.weight), Ref(column))
+    if layer.bias is not None:
+        shift = emit(aten.mul.Tensor, Ref(emit(aten.sub.Tensor, widen(layer.bias), widen(mean))), Ref(scale))
     else:
         shift = emit(aten.neg.default, Ref(emit(aten.mul.Tensor, widen(mean), Ref(scale))))
     if beta is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 
 import torch
 
 from autosched.capture.draft import Draft, Node
+from autosched.capture.passes.linear import Linear, read_linear
 from autosched.capture.passes.onednn import as_dense, packable_dtypes
 from autosched.core.program import Ref
 from autosched.core.row_products import LINEAR, matrix_of
@@ -32,16 +32,6 @@ _MOST_BY_LOOPS = 1 << 12
 # not. In bfloat16, too, on one processor; on another they took 1.3 to 2 times as long unpacked.
 _CACHED_FLOAT16 = 1 << 21
 _MANY_ROWS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A linear layer: ``source [..., inputs] @ weight [+ bias]``; ``by_rows`` if the weight is stored ``[inputs, outputs]``."""
-
-    source: int
-    weight: int
-    bias: int | None
-    by_rows: bool
 
 
 def pack_cpu_linears(draft: Draft, *, rows: bool = True) -> int:
@@ -92,20 +82,6 @@ def turned(draft: Draft, node: Node, weight: int) -> int:
     copy = torch.ops.aten.clone.default
     draft.prologue.append(Node(copy, (Ref(turned),), layout, (dense,), f"{node.name}_dense", node.source))
     return dense
-
-
-def read_linear(node: Node) -> Linear | None:
-    """The linear layer that ``node`` is, or None."""
-    if node.target == "aten::linear.default":
-        source, weight, bias = node.tensor("input"), node.tensor("weight"), node.tensor("bias")
-        return Linear(source, weight, bias, False) if source is not None and weight is not None else None
-    if node.target in ("aten::mm.default", "aten::matmul.default"):
-        source, weight = node.tensor("self"), node.tensor("mat2" if node.kind == "aten::mm" else "other")
-        return Linear(source, weight, None, True) if source is not None and weight is not None else None
-    if node.target == "aten::addmm.default" and node.argument("beta") == 1 and node.argument("alpha") == 1:
-        bias, source, weight = node.tensor("self"), node.tensor("mat1"), node.tensor("mat2")
-        return Linear(source, weight, bias, True) if source is not None and weight is not None else None
-    return None
 
 
 def _cached(draft: Draft, fixed: set[int]) -> set[int]:

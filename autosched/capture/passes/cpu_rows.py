@@ -11,7 +11,8 @@ import torch
 
 from autosched.capture.draft import Draft, Node, is_dense
 from autosched.capture.passes.convolution import Convolution, read_convolution
-from autosched.capture.passes.cpu_linear import Linear, read_linear, turned
+from autosched.capture.passes.cpu_linear import turned
+from autosched.capture.passes.linear import Linear, read_linear
 from autosched.capture.passes.narrow_weights import NarrowWeights
 from autosched.capture.passes.views import depends_on_strides
 from autosched.core.graph import TensorSpec

@@ -20,6 +20,13 @@ _SAME_WHEN_SAME_SHAPE = frozenset(
         "aten::repeat", "aten::repeat_interleave", "aten::alias", "aten::expand_as", "aten::view_as", "aten::type_as", "aten::detach",
     }
 )  # fmt: skip
+_RESIZES = frozenset(
+    f"aten::{name}.vec"
+    for name in (
+        "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
+        "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+    )
+)  # fmt: skip
 _OTHER_NUMBERS = ("aten::view.dtype", "aten::repeat_interleave.self_Tensor", "aten::repeat_interleave.Tensor")
 # The scalar that changes nothing, and the name of the argument that holds it. Not +0.0 for a sum: it makes +0.0 of -0.0.
 _NEUTRAL: dict[str, tuple[str, float]] = {
@@ -30,7 +37,7 @@ _NEUTRAL: dict[str, tuple[str, float]] = {
 
 def drop_identities(draft: Draft) -> int:
     """Dropout switched off, views and copies that change neither shape nor layout, padding by nothing, ``x - 0``, ``x * 1``,
-    concatenations of one tensor.
+    concatenations of one tensor, pictures resized to their own size.
 
     A copy stays if it leaves the model, whole or as a view, or if the model changes the memory it was taken from.
     """
@@ -74,6 +81,9 @@ def _candidate(node: Node, draft: Draft) -> int | None:
     if node.kind in ("aten::pad", "aten::constant_pad_nd"):
         pads = node.argument("pad")
         return first.value if isinstance(pads, list) and not any(pads) else None
+    if node.target in _RESIZES and node.argument("scale_factors") is None:
+        # Beside an infinite number PyTorch may add nothing times infinity.
+        return first.value
     if node.kind in _SAME_WHEN_SAME_SHAPE and node.target not in _OTHER_NUMBERS:
         return first.value
     if node.kind in _NEUTRAL:
