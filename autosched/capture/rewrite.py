@@ -24,6 +24,7 @@ from autosched.capture.passes.gates import hand_on_gates
 from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.pointwise import fuse_pointwise
+from autosched.capture.passes.resizing import mix_before_resizing
 from autosched.capture.passes.slow_activations import spell_slow_activations
 from autosched.capture.passes.spelled_attention import join_attention
 from autosched.capture.passes.token_pictures import order_token_pictures
@@ -73,6 +74,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("drop_idle_fills", drop_idle_fills),
     Pass("settle_masks", settle_masks, changes_values=True),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
+    Pass("mix_before_resizing", mix_before_resizing, changes_values=True),
     Pass("whole_batch_norms", whole_batch_norms, only_on="cuda"),
     Pass("channels_last", prefer_channels_last, changes_values=True, only_on="cuda"),
     Pass("cpu_rows", spell_row_products, changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),

@@ -22,7 +22,10 @@ from tests.conformance.apply import Apply
 
 
 def lively_norm(features: int) -> nn.BatchNorm2d:
-    norm = nn.BatchNorm2d(features)
+    return lively(nn.BatchNorm2d(features))
+
+
+def lively(norm: nn.Module) -> nn.Module:
     with torch.no_grad():
         norm.running_mean.normal_()
         norm.running_var.uniform_(0.5, 2.0)
@@ -98,6 +101,23 @@ def test_padding_by_nothing_goes():
 
     draft = check(Apply(run), (torch.randn(2, 4),), drop_identities, expected=1)
     assert kinds(draft) == ["relu", "pad", "relu"]
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_a_picture_resized_to_its_own_size_goes(mode):
+    def run(m, x):
+        return nn.functional.interpolate(x, x.shape[2:], mode=mode).relu(), nn.functional.interpolate(x, (6, 8), mode=mode).relu()
+
+    draft = check(Apply(run), (torch.randn(1, 3, 5, 7),), drop_identities, expected=1)
+    assert [kind.startswith(("upsample", "_upsample")) for kind in kinds(draft)] == [False, True, False]
+
+
+def test_a_picture_whose_scale_is_rounded_away_stays():
+    def run(m, x):
+        return nn.functional.interpolate(x, scale_factor=1.1, mode="bilinear").relu()
+
+    draft = check(Apply(run), (torch.randn(1, 3, 5, 7),), drop_identities, expected=0)
+    assert kinds(draft) == ["upsample_bilinear2d", "relu"]
 
 
 def test_look_alikes_of_identities_stay():
@@ -218,6 +238,30 @@ def test_batch_norm_stays_where_its_channels_are_not_the_convolutions(convolutio
     norm.running_var.uniform_(0.5, 2.0)
     # What a convolution makes of a tensor without a batch, a norm takes for a batch.
     check(Apply(lambda m, x: m.norm(m.conv(x)), conv=convolution, norm=norm), (torch.randn(shape),), fold_batch_norm, expected=0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(6, 4), (2, 3, 4), (1, 2, 3, 4)])
+def test_batch_norm_folds_into_the_linear_layer(bias, shape):
+    model = Apply(
+        lambda m, x: m.norm((y := m.lin(x)).flatten(0, -2)).view_as(y), lin=nn.Linear(4, 8, bias=bias), norm=lively(nn.BatchNorm1d(8))
+    )
+    draft = check(model, (torch.randn(shape),), fold_batch_norm, expected=1, tolerance=1e-4)
+    assert "_native_batch_norm_legit_no_training" not in kinds(draft)
+
+
+def test_a_norm_of_another_dimension_than_a_layers_features_stays():
+    square, norm = nn.Linear(4, 4), lively(nn.BatchNorm1d(4))
+    for body, shape in [
+        (lambda m, x: m.norm(m.lin(x).t().contiguous()), (4, 4)),
+        (lambda m, x: m.norm(m.lin(x)), (2, 4, 4)),
+        (lambda m, x: m.norm(m.lin(x).transpose(1, 2)), (2, 4, 4)),
+        (lambda m, x: m.norm(m.lin(x).view(2, 4)), (1, 8)),
+        (lambda m, x: m.norm(y := m.lin(x)) + y, (2, 4)),
+        (lambda m, x: m.norm((x @ m.lin.weight[0]).view(1, 4)), (4, 4)),
+    ]:
+        layer = nn.Linear(8, 8) if shape == (1, 8) else square
+        check(Apply(body, lin=layer, norm=norm), (torch.randn(shape),), fold_batch_norm, expected=0)
 
 
 ACTIVATIONS = {

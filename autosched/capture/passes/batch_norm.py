@@ -1,4 +1,4 @@
-"""Fold an inference batch norm into the convolution or linear layer before it; what is left of them, as the call that a GPU has one kernel for."""
+"""Fold an inference batch norm into the layer before it; what is left of them, as the call that a GPU has one kernel for."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from math import copysign
 import torch
 
 from autosched.capture.draft import Draft, Node
+from autosched.capture.passes.resizing import RESIZES
 from autosched.core.extents import lie_alike
 from autosched.core.graph import TensorSpec
 from autosched.core.program import Ref
@@ -19,13 +20,6 @@ _SAME_WHEN_SAME_SHAPE = frozenset(
         "aten::squeeze", "aten::unsqueeze", "aten::flatten", "aten::to", "aten::_to_copy", "aten::contiguous", "aten::clone",
         "aten::repeat", "aten::repeat_interleave", "aten::alias", "aten::expand_as", "aten::view_as", "aten::type_as", "aten::detach",
     }
-)  # fmt: skip
-_RESIZES = frozenset(
-    f"aten::{name}.vec"
-    for name in (
-        "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
-        "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
-    )
 )  # fmt: skip
 _OTHER_NUMBERS = ("aten::view.dtype", "aten::repeat_interleave.self_Tensor", "aten::repeat_interleave.Tensor")
 # The scalar that changes nothing, and the name of the argument that holds it. Not +0.0 for a sum: it makes +0.0 of -0.0.
@@ -81,7 +75,7 @@ def _candidate(node: Node, draft: Draft) -> int | None:
     if node.kind in ("aten::pad", "aten::constant_pad_nd"):
         pads = node.argument("pad")
         return first.value if isinstance(pads, list) and not any(pads) else None
-    if node.target in _RESIZES and node.argument("scale_factors") is None:
+    if node.target in RESIZES and node.argument("scale_factors") is None:
         # Beside an infinite number PyTorch may add nothing times infinity.
         return first.value
     if node.kind in _SAME_WHEN_SAME_SHAPE and node.target not in _OTHER_NUMBERS:

@@ -14,7 +14,7 @@ _RESHAPES = ("aten::view.default", "aten::_unsafe_view.default", "aten::reshape.
 
 
 def order_token_pictures(draft: Draft) -> int:
-    """``tokens.transpose(1, 2).reshape(1, channels, height, width)`` becomes ``tokens.reshape(1, height, width, channels).permute(0, 3, 1, 2)``.
+    """``tokens.transpose(1, 2).reshape(1, c, height, width)`` becomes ``tokens.reshape(1, height, width, c).permute(0, 3, 1, 2)``.
 
     Both are the same view, but for the stride of the one picture, which ``reshape`` leaves as it finds it. PyTorch tells channels last by
     that one, too: what interpolates or pools, say, then walks through such a picture one channel after the other, in many times the time.
