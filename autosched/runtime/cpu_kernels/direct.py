@@ -64,6 +64,9 @@ def read_scaled(call: Call, graph: OpGraph, makers: Mapping[int, Call]) -> Convo
     before = None if found is None else makers.get(found.source)
     if found is None or before is None or before.target != _MULTIPLY or found.groups > 1 or found.turned:
         return found
+    if found.residual == found.source:
+        # What is added is the product as a whole.
+        return found
     picture = graph.values[found.source].spec
     for source, scale in permutations(before.reads(), 2):
         specs = [graph.values[slot].spec for slot in (source, scale)]
