@@ -17,7 +17,7 @@ from autosched.core.program import Call
 from autosched.runtime.cpu_kernels.convolution import (
     Convolution,
     is_channels_last,
-    is_convolution,
+    is_launch,
     read_convolution,
     strides_of,
     tensors_of_launch,
@@ -35,7 +35,7 @@ def may_be_direct(operator: Operator, graph: OpGraph) -> bool:
 def _may_be(call: Call, graph: OpGraph) -> bool:
     if read_direct(call, graph) is not None:
         return True
-    if not is_convolution(call):
+    if not is_launch(call):
         return False
     weights, pictures = tensors_of_launch(call, graph)
     return any(weight.dtype == "float32" and _grouped_so(weight, picture) for weight in weights for picture in pictures)

@@ -282,6 +282,7 @@ def test_other_convolutions_stay_as_they_are(name: str) -> None:
     _, _, found = captured(LEFT_ALONE[name], 1, 40, 9, 11)
     graph = found.program.graph
     assert not any(read_direct(call, graph) for operator in graph.operators for call in operator.calls)
+    assert not any(OWN in row for row in offered_variants(found.program, "cpu"))
     bound = bind(found.program, found.constants, "cpu")
     for operator in graph.operators:
         assert isinstance(library_of(found).kernel(operator.index, 1, OWN, bound), Refused)
