@@ -61,6 +61,16 @@ def test_the_product_is_part_of_the_convolution_that_alone_reads_it(name: str) -
         assert torch.allclose(bind(found.program, found.constants, "cpu").run([x])[0], model(x), atol=1e-5)
 
 
+def test_the_views_that_a_product_reads_go_with_it() -> None:
+    """An operator that hands a view to another one would be one of its own, were there nothing else in it."""
+    model, x, found = captured(lambda m, x: m.last((y := m.same(x)) * m.gate(y).flatten(1)[:, :, None, None]))
+    graph = found.program.graph
+    assert [row[-2:] for row in with_products(found)] == [["mul", "_convolution_pointwise"]]
+    assert all(graph.values[value].storage == value for operator in graph.operators for value in operator.writes)
+    with torch.no_grad():
+        assert torch.allclose(bind(found.program, found.constants, "cpu").run([x])[0], model(x), atol=1e-5)
+
+
 KEPT: dict[str, Body] = {
     "nobody convolves it": lambda m, x: torch.tanh((y := m.same(x)) * m.gate(y)),
     "another reader": lambda m, x: m.last(z := (y := m.same(x)) * m.gate(y)) + z.mean(),

@@ -5,6 +5,7 @@ multiplied in the operator of that convolution, which may do so while it reads t
 from __future__ import annotations
 
 from autosched.capture.draft import Draft, Node, iterate_regions
+from autosched.capture.traffic import is_view
 
 _MULTIPLY, _CONVOLUTIONS = "aten::mul.Tensor", ("mkldnn::_convolution_pointwise.default", "mkldnn::_convolution_pointwise.binary")
 
@@ -19,12 +20,21 @@ def hand_on_gates(draft: Draft) -> int:
         node = region[-1]
         reader = _only_reader(node, users, outputs) if _is_gated(node, draft) else None
         if reader is not None and reader.tensor("X") == node.outputs[0] and home[reader][0] is reader:
-            region.pop()
-            home[reader].insert(0, node)
+            home[reader][:0] = _taken(region, draft, users)
             moved += 1
     draft.regions = [region for region in regions if region]
     draft.nodes = [node for region in draft.regions for node in region]
     return moved
+
+
+def _taken(region: list[Node], draft: Draft, users: dict[int, list[Node]]) -> list[Node]:
+    """The call that ends ``region``, which is without it afterwards; and without the views that are made for it alone (``sink_views``)."""
+    taken = [region.pop()]
+    for node in reversed(region.copy()):
+        if is_view(node, draft.storage) and all(reader in taken for value in node.outputs for reader in users.get(value, ())):
+            region.remove(node)
+            taken.insert(0, node)
+    return taken
 
 
 def _is_gated(node: Node, draft: Draft) -> bool:

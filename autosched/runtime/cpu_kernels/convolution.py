@@ -95,9 +95,9 @@ class Convolution:
         return self.weights
 
 
-def is_convolution(call: Call) -> bool:
-    """Whether ``call``, or the launch of Inductor's code that it is, has one."""
-    return _CONVOLUTION in call.target
+def is_launch(call: Call) -> bool:
+    """Whether ``call`` is a launch of Inductor's code that has one."""
+    return call.target.startswith("inductor::") and _CONVOLUTION in call.target
 
 
 def tensors_of_launch(call: Call, graph: OpGraph) -> tuple[list[TensorSpec], list[TensorSpec]]:

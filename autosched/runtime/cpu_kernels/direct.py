@@ -17,7 +17,7 @@ from autosched.core.program import Call
 from autosched.runtime.cpu_kernels.convolution import (
     Convolution,
     is_channels_last,
-    is_convolution,
+    is_launch,
     read_convolution,
     strides_of,
     tensors_of_launch,
@@ -35,7 +35,7 @@ def may_be_direct(operator: Operator, graph: OpGraph) -> bool:
 def _may_be(call: Call, graph: OpGraph) -> bool:
     if read_direct(call, graph) is not None:
         return True
-    if not is_convolution(call):
+    if not is_launch(call):
         return False
     weights, pictures = tensors_of_launch(call, graph)
     return any(weight.dtype == "float32" and _grouped_so(weight, picture) for weight in weights for picture in pictures)
@@ -63,6 +63,9 @@ def read_scaled(call: Call, graph: OpGraph, makers: Mapping[int, Call]) -> Convo
     found = read_direct(call, graph)
     before = None if found is None else makers.get(found.source)
     if found is None or before is None or before.target != _MULTIPLY or found.groups > 1 or found.turned:
+        return found
+    if found.residual == found.source:
+        # What is added is the product as a whole.
         return found
     picture = graph.values[found.source].spec
     for source, scale in permutations(before.reads(), 2):

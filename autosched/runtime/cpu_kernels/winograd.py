@@ -9,7 +9,7 @@ import torch
 from autosched.config import winograd_wanted
 from autosched.core.graph import Operator, OpGraph, TensorSpec
 from autosched.core.program import Call
-from autosched.runtime.cpu_kernels.convolution import Convolution, is_convolution, read_convolution, tensors_of_launch
+from autosched.runtime.cpu_kernels.convolution import Convolution, is_launch, read_convolution, tensors_of_launch
 
 # With fewer of them the transforms take longer than what they save.
 _LEAST_CHANNELS = 16
@@ -26,7 +26,7 @@ def may_be_winograd(operator: Operator, graph: OpGraph) -> bool:
 def _may_be(call: Call, graph: OpGraph) -> bool:
     if read_winograd(call, graph) is not None:
         return True
-    if not is_convolution(call):
+    if not is_launch(call):
         return False
     weights, pictures = tensors_of_launch(call, graph)
     # What is read first, and then what the result is added to, or the result.

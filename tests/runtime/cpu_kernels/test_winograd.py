@@ -53,7 +53,7 @@ class Net(nn.Module):
         self.a, self.bare = nn.Conv2d(20, 20, 3, padding=1), nn.Conv2d(20, 20, 3, bias=False)
         self.to_wide = nn.Conv2d(20, 40, 3, padding=(2, 0))
         self.one, self.five, self.few = nn.Conv2d(20, 20, 1), nn.Conv2d(20, 20, 5), nn.Conv2d(20, 8, 3)
-        self.strided, self.spread = nn.Conv2d(20, 20, 3, stride=2), nn.Conv2d(20, 20, 3, dilation=2)
+        self.strided, self.spread = nn.Conv2d(20, 20, 3, stride=2), nn.Conv2d(20, 20, 3, dilation=2, padding=2)
         self.grouped, self.back = nn.Conv2d(20, 40, 3, groups=2), nn.ConvTranspose2d(20, 20, 3)
         self.body = body
 
@@ -146,6 +146,7 @@ def test_other_convolutions_stay_as_they_are(name: str) -> None:
     graph = found.program.graph
     assert not any(read_winograd(call, graph) for operator in graph.operators for call in operator.calls)
     bound = bind(found.program, found.constants, "cpu")
+    assert not any(set(BOTH) & set(row) for row in offered_variants(found.program, "cpu"))
     for operator in graph.operators:
         assert isinstance(library_of(found).kernel(operator.index, 1, Variant.WINOGRAD_2, bound), Refused)
 
