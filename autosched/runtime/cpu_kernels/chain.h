@@ -86,7 +86,7 @@ class Chain {
       for (next = std::max(next, begin); next < end; ++next) {
         float* const to = between + next % g.tall * line + g.left * width;
         const typename Summed::Target target{to, width, false, {first_bias + feature, nullptr, first.following.read(), width}};
-        summed.some((batch * g.height + next) * g.width, g.width, {block, block + 1}, [&](int64_t) { return target; });
+        summed.some((batch * g.height + next) * g.width, g.width, {block, block + 1}, false, [&](int64_t) { return target; });
       }
       const float* rows[kMostTall];
       for (int64_t y = begin; y < end; ++y) rows[y - begin] = between + y % g.tall * line;

@@ -4,6 +4,7 @@
 #include "activations.h"
 #include "vectors.h"
 
+#include <algorithm>
 #include <cstdint>
 
 namespace {
@@ -25,8 +26,14 @@ constexpr int64_t kSummed = 512;
 // Weights are laid out in blocks of so many features, one behind the other; what is left is a block of one vector.
 constexpr int64_t kBlock = 2 * kLanes;
 
+// More weights than that are not in a core's own caches when they are needed again.
+constexpr int64_t kCachedWeights = (512 * 1024) / sizeof(float);
+
+// The weights that are multiplied with next come from memory while the first so many groups of rows are computed, an even part with each.
+constexpr int64_t kMostTimesAhead = 8;
+
 // Rows of numbers that lie ``apart``, and of results ``features`` apart; ``more``: the sums are added to what is there. ``turned``: it is the
-// columns that lie ``apart``.
+// columns that lie ``apart``. ``next``: weights, as many as these, to be fetched meanwhile, or null.
 struct Rows {
   const float* numbers;
   int64_t apart;
@@ -34,6 +41,7 @@ struct Rows {
   int64_t features;
   bool more = false;
   bool turned = false;
+  const float* next = nullptr;
 };
 
 // What happens to the sums of a block before they are written, unless others are added to them later.
@@ -60,13 +68,14 @@ void finish(Vector value, const Rows& rows, const End& end, int64_t place, int64
 }
 
 // ``Count`` rows of a block of ``Vectors``: every sum over channels in their order, so that it does not depend on what else is computed.
-// ``Whole``: all of the block are results.
+// ``Whole``: all of the block are results. ``ahead``: what is fetched meanwhile, ``step`` bytes with each channel.
 template <int Count, int Vectors, bool Whole, bool Turned>
-void block_rows(const Rows& rows, int64_t first, const float* weights, int64_t channels, const End& end) {
+void block_rows(const Rows& rows, int64_t first, const float* weights, int64_t channels, const End& end, const char* ahead, int64_t step) {
   const float* const numbers = rows.numbers + (Turned ? first : first * rows.apart);
   const int64_t apart = rows.apart;
   Vector sums[Count][Vectors] = {};
   for (int64_t channel = 0; channel < channels; ++channel) {
+    if (step > 0) __builtin_prefetch(ahead + channel * step, 0, 2);
     Vector weight[Vectors];
     for (int place = 0; place < Vectors; ++place) weight[place] = load<Vector>(weights + (channel * Vectors + place) * kLanes);
     for (int row = 0; row < Count; ++row) {
@@ -100,10 +109,11 @@ void block_rows(const Rows& rows, int64_t first, const float* weights, int64_t c
 }
 
 template <int Count, int Vectors, bool Whole, bool Turned>
-void some_rows(int64_t count, const Rows& rows, int64_t first, const float* weights, int64_t channels, const End& end) {
+void some_rows(
+    int64_t count, const Rows& rows, int64_t first, const float* weights, int64_t channels, const End& end, const char* ahead, int64_t step) {
   if constexpr (Count > 0) {
-    if (count == Count) return block_rows<Count, Vectors, Whole, Turned>(rows, first, weights, channels, end);
-    some_rows<Count - 1, Vectors, Whole, Turned>(count, rows, first, weights, channels, end);
+    if (count == Count) return block_rows<Count, Vectors, Whole, Turned>(rows, first, weights, channels, end, ahead, step);
+    some_rows<Count - 1, Vectors, Whole, Turned>(count, rows, first, weights, channels, end, ahead, step);
   }
 }
 
@@ -112,9 +122,13 @@ template <int Vectors, bool Whole, bool Turned>
 void block(int64_t count, const Rows& rows, const float* weights, int64_t channels, const End& end) {
   const int64_t most = Turned || channels <= kShortSum ? kRows : kRowsOfLongSums;
   const int64_t times = (count + most - 1) / most;
+  // Bytes of weights that are fetched with each channel; lines of a cache come whole.
+  constexpr int64_t kBytes = Vectors * kLanes * sizeof(float);
+  const int64_t fetching = rows.next == nullptr ? 0 : std::min(times, kMostTimesAhead), step = fetching == 0 ? 0 : (kBytes + fetching - 1) / fetching;
   for (int64_t time = 0, first = 0; time < times; ++time) {
     const int64_t next = count * (time + 1) / times;
-    some_rows<kRows, Vectors, Whole, Turned>(next - first, rows, first, weights, channels, end);
+    const char* const ahead = reinterpret_cast<const char*>(rows.next) + time * channels * step;
+    some_rows<kRows, Vectors, Whole, Turned>(next - first, rows, first, weights, channels, end, ahead, time < fetching ? step : 0);
     first = next;
   }
 }

@@ -24,6 +24,8 @@ class Summed {
       : g(geometry), picture(picture), made(made), residual(residual), bias(bias), weights(weights), follows(follows), scale(scale) {
     taps = g.tall * g.wide;
     sum = taps * g.channels;
+    const int64_t parts = (sum + kSummed - 1) / kSummed;
+    part = (sum + parts - 1) / parts;
     padded = (g.features + kLanes - 1) / kLanes * kLanes;
     pixels = g.batch * g.out_height * g.out_width;
     turned = g.channel_stride != 1;
@@ -43,7 +45,9 @@ class Summed {
       for (int64_t round = 0; round < rounds; ++round) {
         const Share here(rows.last - rows.first, static_cast<int>(round), static_cast<int>(rounds));
         const int64_t first = rows.first + here.first;
-        some(first, here.last - here.first, those, [&](int64_t feature) { return target(first, feature); });
+        // In later rounds a core's own caches have them, unless they are too many.
+        const bool fetched = round == 0 || sum * padded > kCachedWeights;
+        some(first, here.last - here.first, those, fetched, [&](int64_t feature) { return target(first, feature); });
       }
     });
   }
@@ -56,28 +60,37 @@ class Summed {
     End end;
   };
 
-  // ``count`` results, from ``first`` on, of ``those`` blocks; ``target(feature)``: of the block that begins there.
+  // ``count`` results, from ``first`` on, of ``those`` blocks; ``fetched``: whether weights are, ahead; ``target(feature)``: of the block that
+  // begins there.
   template <typename TargetOf>
-  void some(int64_t first, int64_t count, const Share& those, TargetOf target) const {
-    // ``numbers``, ``apart`` from each other, are part of the results: those from ``from`` on.
-    const auto multiply = [&](const float* numbers, int64_t apart, int64_t from, int64_t block) {
-      const int64_t feature = block * kBlock, width = block_width(padded, feature), some = std::min(kSummed, sum - from);
+  void some(int64_t first, int64_t count, const Share& those, bool fetched, TargetOf target) const {
+    // ``numbers``, ``apart`` from each other, are part of the results: those from ``from`` on. The next part begins at ``then`` of ``after``.
+    const auto multiply = [&](const float* numbers, int64_t apart, int64_t from, int64_t block, int64_t then, int64_t after) {
+      const int64_t feature = block * kBlock, some = std::min(part, sum - from);
       Target here = target(feature);
       here.end.last = from + some == sum;
-      const Rows rows{numbers, apart, here.to, here.apart, here.more || from > 0, turned};
-      product(count, rows, weights + feature * sum + from * width, some, width, here.end);
+      const float* const next = fetched && after < those.last && then < sum ? weights + place_of(after, then) : nullptr;
+      const Rows rows{numbers, apart, here.to, here.apart, here.more || from > 0, turned, next};
+      product(count, rows, weights + place_of(block, from), some, block_width(padded, feature), here.end);
     };
     if (as_they_lie) {
+      const float* const numbers = picture + first * g.column_stride;
       for (int64_t block = those.first; block < those.last; ++block) {
-        for (int64_t from = 0; from < sum; from += kSummed) multiply(picture + first * g.column_stride + from, g.column_stride, from, block);
+        for (int64_t from = 0; from < sum; from += part) {
+          const bool done = from + part >= sum;
+          multiply(numbers + from, g.column_stride, from, block, done ? 0 : from + part, done ? block + 1 : block);
+        }
       }
       return;
     }
-    float* const copied = scratch.of(count * std::min(sum, kSummed));
-    for (int64_t from = 0; from < sum; from += kSummed) {
-      const int64_t numbers = std::min(kSummed, sum - from);
+    float* const copied = scratch.of(count * part);
+    for (int64_t from = 0; from < sum; from += part) {
+      const int64_t numbers = std::min(part, sum - from);
       turned ? take_columns(first, count, from, numbers, copied) : take_rows(first, count, from, numbers, copied);
-      for (int64_t block = those.first; block < those.last; ++block) multiply(copied, turned ? count : numbers, from, block);
+      for (int64_t block = those.first; block < those.last; ++block) {
+        const bool done = block + 1 == those.last;
+        multiply(copied, turned ? count : numbers, from, block, done ? from + part : from, done ? those.first : block + 1);
+      }
     }
   }
 
@@ -85,6 +98,12 @@ class Summed {
   int64_t padded = 0;
 
  private:
+  // Where the weights of a block begin, those of the sum from ``from`` on.
+  int64_t place_of(int64_t block, int64_t from) const {
+    const int64_t feature = block * kBlock;
+    return feature * sum + from * block_width(padded, feature);
+  }
+
   Target target(int64_t first, int64_t feature) const {
     float* const to = made + first * g.features + feature;
     // Where results are written over the residual, the first sums are added to it: the last would find them in its place.
@@ -187,6 +206,7 @@ class Summed {
   const Follows follows;
   const float* scale;  // what each channel of each picture is multiplied with first, or null; not where channels lie apart
   int64_t taps = 0, sum = 0, pixels = 0;
+  int64_t part = 0;  // of a sum, about as much each time
   bool as_they_lie = false, turned = false;
 };
 

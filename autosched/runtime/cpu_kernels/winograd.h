@@ -83,8 +83,12 @@ class Convolution {
       for (int64_t block = share.first; block < share.last; ++block) {
         const int64_t first = block * most, here = std::min(most, tiles - first);
         for (int64_t tile = 0; tile < here; ++tile) take(first + tile, rows + tile * g.channels, apart(here * g.channels));
+        // Behind the first block a core's own caches have them, unless they are too many.
+        const bool fetched = block == share.first || kPoints * g.channels * padded > kCachedWeights;
         for (int64_t point = 0; point < kPoints; ++point) {
-          for (int64_t feature = 0; feature < padded; feature += kBlock) multiply(point, feature, rows, sums, here);
+          for (int64_t feature = 0; feature < padded; feature += kBlock) {
+            multiply(point, feature, rows, sums, here, fetched && (point + 1 < kPoints || feature + kBlock < padded));
+          }
         }
         for (int64_t tile = 0; tile < here; ++tile) give(first + tile, sums + tile * padded, apart(here * padded));
       }
@@ -100,17 +104,22 @@ class Convolution {
       const Share mine(tiles, number, count), factors(kPoints * blocks, number, count);
       for (int64_t tile = mine.first; tile < mine.last; ++tile) take(tile, rows + tile * g.channels, row_step);
       all_are_here(count);
-      for (int64_t place = factors.first; place < factors.last; ++place) multiply(place / blocks, place % blocks * kBlock, rows, sums, tiles);
+      for (int64_t place = factors.first; place < factors.last; ++place) {
+        multiply(place / blocks, place % blocks * kBlock, rows, sums, tiles, place + 1 < factors.last);
+      }
       all_are_here(count);
       for (int64_t tile = mine.first; tile < mine.last; ++tile) give(tile, sums + tile * padded, sum_step);
     });
   }
 
-  void multiply(int64_t point, int64_t feature, const float* rows, float* sums, int64_t count) const {
-    const float* const factors = weights + point * g.channels * padded;
+  // ``fetched``: the weights behind these are, ahead.
+  void multiply(int64_t point, int64_t feature, const float* rows, float* sums, int64_t count, bool fetched) const {
+    const int64_t width = block_width(padded, feature);
+    const float* const factors = weights + (point * padded + feature) * g.channels;
     float* const made_here = sums + point * apart(count * padded);
-    const Rows those{rows + point * apart(count * g.channels), g.channels, made_here + feature, padded};
-    product(count, those, factors + feature * g.channels, g.channels, block_width(padded, feature), {});
+    const float* const next = fetched ? factors + width * g.channels : nullptr;
+    const Rows those{rows + point * apart(count * g.channels), g.channels, made_here + feature, padded, false, false, next};
+    product(count, those, factors, g.channels, width, {});
   }
 
   void take(int64_t tile, float* row, int64_t between) const {
