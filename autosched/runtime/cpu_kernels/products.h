@@ -31,6 +31,7 @@ constexpr int64_t kCachedWeights = (512 * 1024) / sizeof(float);
 
 // The weights that are multiplied with next come from memory while the first so many groups of rows are computed, an even part with each.
 constexpr int64_t kMostTimesAhead = 8;
+constexpr int64_t kLine = 64;  // bytes that come at once
 
 // Rows of numbers that lie ``apart``, and of results ``features`` apart; ``more``: the sums are added to what is there. ``turned``: it is the
 // columns that lie ``apart``. ``next``: weights, as many as these, to be fetched meanwhile, or null.
@@ -76,6 +77,7 @@ void block_rows(const Rows& rows, int64_t first, const float* weights, int64_t c
   Vector sums[Count][Vectors] = {};
   for (int64_t channel = 0; channel < channels; ++channel) {
     if (step > 0) __builtin_prefetch(ahead + channel * step, 0, 2);
+    if (step > kLine) __builtin_prefetch(ahead + channel * step + kLine, 0, 2);
     Vector weight[Vectors];
     for (int place = 0; place < Vectors; ++place) weight[place] = load<Vector>(weights + (channel * Vectors + place) * kLanes);
     for (int row = 0; row < Count; ++row) {
