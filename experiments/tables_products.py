@@ -18,11 +18,13 @@ def products_table(folder: Path) -> str:
     recorded = json.loads(path.read_text())
     libraries = [name for name in (ONEDNN, MKL) if name in recorded["rows"][0]["us"]]
     names = [*libraries, OWN]
-    heads = [*names, "speed-up", *(f"{name}, error" for name in names)]
+    heads = [*names, "speed-up", "the same, weights from memory", *(f"{name}, error" for name in names)]
     lines = [f"| rows, inputs, outputs | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
     for shape, rows in by_shape(recorded):
         cells = [" / ".join(f"{row['us'][name]:,.1f}" for row in rows) for name in names]
-        cells.append(" / ".join(f"{min(row['us'][name] for name in libraries) / row['us'][OWN]:.2f}x" for row in rows))
+        for kind in ("us", "from_memory_us"):
+            times = [row[kind] for row in rows if kind in row]
+            cells.append(" / ".join(f"{min(taken[name] for name in libraries) / taken[OWN]:.2f}x" for taken in times))
         cells += [f"{rows[-1]['errors'][name]:.0e}" for name in names]
         lines.append(f"| {', '.join(map(str, shape))} | {' | '.join(cells)} |")
     said = "Microseconds with bias, float32, the call from Python included: on one thread / on all. Speed-up: over the faster library."

@@ -1,4 +1,4 @@
-"""Which linear layers the kernel of our own can compute: products of two rows or more with constant weights, in float32.
+"""Which linear layers the kernel of our own can compute: products with constant weights, in float32.
 
 They are found where PyTorch, oneDNN or MKL is called, also by Inductor's own code.
 """
@@ -26,10 +26,10 @@ _ARGUMENTS = {
 }
 # What launches of Inductor's code that call one of these are named after.
 _LAUNCHES = ("mm", "addmm", "_mkl_linear", "_linear_pointwise")
-# A single row has loops of its own (``capture.passes.cpu_rows``). With very many, trying takes long and libraries are as fast.
-_LEAST_ROWS, _MOST_ROWS = 2, 8192
+# With very many, trying takes long and libraries are as fast.
+_MOST_ROWS = 8192
 _LEAST_CHANNELS = 16
-_VECTOR = 16  # the longest in use: features fill whole ones
+_LEAST_FEATURES = 16  # the longest vector in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def _sizes(graph: OpGraph, weight: int, *, turned: bool) -> tuple[int, int] | No
 
 
 def _worthwhile(rows: int, channels: int, features: int) -> bool:
-    return _LEAST_ROWS <= rows <= _MOST_ROWS and channels >= _LEAST_CHANNELS and features > 0 and features % _VECTOR == 0
+    return 1 <= rows <= _MOST_ROWS and channels >= _LEAST_CHANNELS and features >= _LEAST_FEATURES
 
 
 def is_dense(spec: TensorSpec) -> bool:

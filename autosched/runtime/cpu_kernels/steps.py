@@ -120,7 +120,7 @@ WAYS: Mapping[int, _Way] = {
         _factors,
         lambda item, graph, width: direct.geometry_of_linear(item, width),
         lambda library, item: library.direct[_beside(item)],
-        "only products of some rows with constant weights, in float32 and as wide as whole vectors, are computed so",
+        "only products of not too many rows with constant weights, in float32 and with a vector of outputs or more, are computed so",
     ),
     Variant.OWN_RECURRENCE: _Way(
         own_recurrence_wanted,
