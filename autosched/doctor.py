@@ -228,7 +228,7 @@ def _own_kernels() -> Finding:
     from autosched.runtime.cpu_kernels.steps import WAYS, missing_kernel
 
     if why := next(filter(None, map(missing_kernel, WAYS)), ""):
-        advice = "without them, convolutions, small matrix products and recurrent layers on a CPU may take several times as long"
+        advice = "without them, convolutions, small matrix products, recurrent layers and attention on a CPU may take several times as long"
         return Finding("own kernels", State.MISSING, why, advice)
     if kernels_built():
         return Finding("own kernels", State.OK, "built for this processor", "")

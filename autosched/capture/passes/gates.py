@@ -28,7 +28,7 @@ def hand_on_gates(draft: Draft) -> int:
 
 
 def _taken(region: list[Node], draft: Draft, users: dict[int, list[Node]]) -> list[Node]:
-    """The call that ends ``region``, which is without it afterwards; and without the views that are made for it alone (``sink_views``)."""
+    """Take the call that ends ``region`` out of it, behind the views that are made for it alone (``passes.views``)."""
     taken = [region.pop()]
     for node in reversed(region.copy()):
         if is_view(node, draft.storage) and all(reader in taken for value in node.outputs for reader in users.get(value, ())):

@@ -349,7 +349,7 @@ def region_library(
     """
     if program.lowering not in WITH_VARIANTS:
         return None
-    # Of a region it is the compiler that decides; elsewhere on a CPU only convolutions have a choice.
+    # Of a region it is the compiler that decides; elsewhere on a CPU only what kernels of our own compute has a choice.
     compiled = program.lowering == Lowering.FUSED or device.type == "cuda"
     if not compiled and all(len(row) == 1 for row in offered_variants(program, device.type)):
         return None
