@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from autosched.core.standing_aside import all_aside
 from autosched.runtime.forking import outlive_forks, rest_openmp
 from autosched.runtime.lane_pool import threads_are_real
 
@@ -142,6 +143,11 @@ class _Owner:
         self._jobs.put(None)
 
     def _work(self) -> None:
+        # Garbage may be collected here, too. A finalizer that calls a schedule would wait for a thread that waits for this one.
+        with all_aside():
+            self._take_jobs()
+
+    def _take_jobs(self) -> None:
         while True:
             job = self._jobs.get()
             if job is None:

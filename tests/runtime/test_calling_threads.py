@@ -206,6 +206,39 @@ def test_an_interrupt_comes_before_the_run_is_handed_over(
     assert len(callers.run(_who, [])) == 1
 
 
+def test_a_finalizer_that_calls_a_schedule_on_the_thread_that_runs_all_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch, others: list[ThreadPoolExecutor]
+) -> None:
+    fresh = CallingThreads()
+    monkeypatch.setattr(runners, "calling_threads", fresh)
+    monkeypatch.setattr(runners, "usable_cores", lambda: 2)
+    model, (args, kwargs) = TwoBranches().eval(), two_branches_inputs()
+    schedule = sequential(two_branches_program(model)[0].graph, width=2)
+    fast = load(encode_bundle(two_branches_bundle(model, schedule=schedule)), model, strict=True)
+    owner = _share(fresh, others)
+    prepared = fast._table.slots[0].prepared  # type: ignore[union-attr]
+    assert prepared is not None
+    runner, ran = prepared.runner, list[bool]()
+
+    def collected() -> None:
+        ran.append(threading.get_ident() == owner)
+        fast(*args, **kwargs)
+
+    class Garbage:
+        pass
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        weakref.finalize(Garbage(), collected)
+        return runner(inputs)
+
+    prepared.runner = lambda inputs: fresh.run(run, inputs)
+    caller = threading.Thread(target=fast, args=args, kwargs=kwargs, daemon=True)
+    caller.start()
+    caller.join(60)
+    assert not caller.is_alive()
+    assert ran == [True]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_runs_its_calls(callers: CallingThreads, others: list[ThreadPoolExecutor]) -> None:
