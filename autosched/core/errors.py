@@ -129,6 +129,10 @@ class InTheMidst(DeviceError):
     """A schedule was called in the midst of a call of another one by the same thread, with which it takes turns; later it may run."""
 
 
+class TooFewCores(DeviceError):
+    """A schedule was called by a thread that may use fewer cores than an operator has threads; another thread, or process, may run it."""
+
+
 class ShortOfMemory(DeviceError):
     """The device had no memory for what was asked of it, which it may have a moment later."""
 

@@ -3,7 +3,8 @@
 Teams spin for their next operator only as long as all of them together have no more threads than there are cores; from then on each is
 put to sleep after every operator and woken for the next, and a model of many small operators takes half as long again. So a thread that
 has loaded a model lets its team go, and where threads take turns in calling, one thread of ours runs what they call. A thread that has been
-the only one for some time runs its calls itself: to hand a run over takes some tens of microseconds.
+the only one for some time runs its calls itself: to hand a run over takes some tens of microseconds. So does one whose run is not begun for
+some milliseconds, because another model's run takes long: with a team of its own it is slower than alone, and need not wait for that.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from autosched.core.standing_aside import all_aside
 from autosched.runtime.forking import outlive_forks, rest_openmp
 from autosched.runtime.lane_pool import threads_are_real
 
@@ -23,6 +25,8 @@ _Outcome = list[torch.Tensor] | BaseException
 
 # After so many calls in a row it is one thread that calls.
 _FAITHFUL = 64
+# Longer than the runs of several small models together.
+_PATIENCE_S = 0.005
 
 
 class _HasTeam(threading.local):
@@ -47,7 +51,11 @@ class CallingThreads:
             return run(inputs)
         if self._has_team.yes:
             self.let_go()
-        return owner.run(run, inputs)
+        made = owner.run(run, inputs)
+        if made is None:
+            self._has_team.yes = True
+            return run(inputs)
+        return made
 
     def let_go(self) -> None:
         """Let this thread's team go; it has another when it next runs something itself."""
@@ -106,11 +114,13 @@ class _Owner:
         assert thread.ident is not None
         self.ident = thread.ident
 
-    def run(self, run: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """As ``CallingThreads.run``."""
+    def run(self, run: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """As ``CallingThreads.run``; ``None`` if it is taken back, because another one's run takes long."""
         job = _Job(run, inputs)
         try:
             self._jobs.put(job)
+            if not job.wait(_PATIENCE_S) and job.claim():
+                return None
             job.wait()
         except BaseException:
             # Until it has ended it uses the caller's memory, and nobody else may run the schedule.
@@ -142,6 +152,11 @@ class _Owner:
         self._jobs.put(None)
 
     def _work(self) -> None:
+        # Garbage may be collected here, too. A finalizer that calls a schedule would wait for a thread that waits for this one.
+        with all_aside():
+            self._take_jobs()
+
+    def _take_jobs(self) -> None:
         while True:
             job = self._jobs.get()
             if job is None:
@@ -155,26 +170,35 @@ class _Owner:
 class _Job:
     """One call, and what came of it. That it has ended is kept and not only told: an interrupt may come just when the caller was told."""
 
-    __slots__ = ("_inputs", "_outcome", "_run", "_running")
+    __slots__ = ("_claimed", "_inputs", "_outcome", "_run", "_running")
 
     def __init__(self, run: Run, inputs: Sequence[torch.Tensor]) -> None:
         self._run, self._inputs = run, inputs
         self._outcome: _Outcome | None = None
+        self._claimed = threading.Lock()
         self._running = threading.Lock()
         self._running.acquire()
 
+    def claim(self) -> bool:
+        """Whether it is for the calling thread to run it: nobody else has claimed it."""
+        return self._claimed.acquire(blocking=False)
+
     def do(self) -> None:
-        """Run it, and tell the caller."""
+        """Run it, and tell the caller, unless that has claimed it."""
+        if not self.claim():
+            return
         try:
             self._outcome = self._run(self._inputs)
         except BaseException as error:
             self._outcome = error
         self._running.release()
 
-    def wait(self) -> None:
-        """Wait until it has ended, or for an interrupt."""
+    def wait(self, limit_s: float = -1.0) -> bool:
+        """Wait until it has ended, for an interrupt, or for so many seconds; whether it has ended."""
         while self._outcome is None:
-            self._running.acquire()
+            if not self._running.acquire(timeout=limit_s):
+                return False
+        return True
 
     def take(self) -> _Outcome | None:
         """Its outcome if it has ended, which is not held here any longer: the frames of an error hold this."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from autosched.core.errors import AutoschedError, HalfWritten, InTheMidst
+from autosched.core.errors import AutoschedError, HalfWritten, InTheMidst, TooFewCores
 from autosched.core.frames import empty_frames
 from autosched.core.from_outside import let_through
 from autosched.core.program import Program
@@ -234,7 +234,7 @@ class Prepared:
                 return runner(tensors)
             with torch.no_grad():
                 return runner(tensors)
-        except InTheMidst as error:
+        except (InTheMidst, TooFewCores) as error:
             return str(error)
         except OPERATOR_ERRORS as error:
             let_through(error)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
 from autosched.core.custom_operators import trusted
+from autosched.core.errors import TooFewCores
 from autosched.core.program import Program
 from autosched.runtime.calling_threads import calling_threads
 from autosched.runtime.calls import Kernel
-from autosched.runtime.host_key import compiler_key, cpu_device_key, usable_cores
+from autosched.runtime.forking import outlive_forks
+from autosched.runtime.host_key import compiler_key, cores_of_thread, cpu_device_key, usable_cores
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.plan import Plan
 from autosched.runtime.prepared import Runner
@@ -52,8 +55,52 @@ def runner_factory(device: torch.device) -> RunnerFactory:
 
     def runner(bound: BoundProgram, plan: Plan, inputs: Sequence[torch.Tensor]) -> Runner:
         executor = LaneExecutor(bound, plan, pool)
+        run = partial(_with_cores, executor.run, executor.widest) if executor.widest > 1 else executor.run
         # Where there is room for two runs beside each other, each calling thread has its own.
         crowded = executor.team > 1 and 2 * executor.team > usable_cores()
-        return partial(calling_threads.run, executor.run) if crowded and handed_over else executor.run
+        return partial(calling_threads.run, run) if crowded and handed_over else run
 
     return runner
+
+
+class _Counted(threading.local):
+    """How many cores this thread may run on; 0 if nobody has counted them."""
+
+    cores = 0
+
+
+class _Cores:
+    """Those of calling threads, each counted once: before its first call, and again if it is forked."""
+
+    def __init__(self) -> None:
+        self._counted = _Counted()
+        outlive_forks(self)
+
+    def mine(self) -> int:
+        """Of the calling thread."""
+        counted = self._counted
+        counted.cores = counted.cores or cores_of_thread()
+        return counted.cores
+
+    def after_fork(self) -> None:
+        """Workers are pinned after they were forked."""
+        self._counted = _Counted()
+
+
+_cores = _Cores()
+
+
+def _with_cores(run: Runner, threads: int, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """``run(inputs)``, if the calling thread has as many cores as an operator has threads.
+
+    Two that share a core spin on it in turn, each for as long as the system lets it, and a call takes a thousand times as long.
+
+    Raises:
+        TooFewCores: if it has not.
+    """
+    if threads > _cores.mine():
+        raise TooFewCores(
+            f"an operator has {threads} threads, and the thread that calls may run on {_cores.mine()} of the cores; pin processes to as "
+            "many cores as the file was tuned for"
+        )
+    return run(inputs)

@@ -33,6 +33,12 @@ from tests.conformance.interruptions import ends_whatever_interrupts
 from tests.conformance.waiting import wait_until
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who runs a call does not depend on how busy the machine is."""
+    monkeypatch.setattr(calling_threads, "_PATIENCE_S", 60.0)
+
+
 @pytest.fixture
 def callers() -> CallingThreads:
     return CallingThreads()
@@ -204,6 +210,70 @@ def test_an_interrupt_comes_before_the_run_is_handed_over(
     assert not left
     assert not ran
     assert len(callers.run(_who, [])) == 1
+
+
+def test_a_run_does_not_wait_for_a_long_one_of_another_model(
+    callers: CallingThreads, others: list[ThreadPoolExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = _share(callers, others)
+    monkeypatch.setattr(calling_threads, "_PATIENCE_S", 0.005)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def long(inputs: Sequence[torch.Tensor]) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return [threading.get_ident()]
+
+    running = others[0].submit(callers.run, long, [])
+    assert begun.wait(60)
+    given = torch.ones(2)
+    held = weakref.ref(given)
+    assert others[1].submit(callers.run, _who, [given]).result(60) == [_ident(others[1])]
+    # What is begun is waited for, however long it takes.
+    assert not running.done()
+    go_on.set()
+    assert running.result(60) == [owner]
+    # What was taken back is run by nobody else, and held by nobody.
+    monkeypatch.setattr(calling_threads, "_PATIENCE_S", 60.0)
+    ran: list[int] = []
+    others[1].submit(callers.run, lambda inputs: ran.append(1) or [], []).result(60)  # type: ignore[func-returns-value]
+    assert ran == [1]
+    del given
+    gc.collect()
+    assert held() is None
+
+
+def test_a_finalizer_that_calls_a_schedule_on_the_thread_that_runs_all_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch, others: list[ThreadPoolExecutor]
+) -> None:
+    fresh = CallingThreads()
+    monkeypatch.setattr(runners, "calling_threads", fresh)
+    monkeypatch.setattr(runners, "usable_cores", lambda: 2)
+    model, (args, kwargs) = TwoBranches().eval(), two_branches_inputs()
+    schedule = sequential(two_branches_program(model)[0].graph, width=2)
+    fast = load(encode_bundle(two_branches_bundle(model, schedule=schedule)), model, strict=True)
+    owner = _share(fresh, others)
+    prepared = fast._table.slots[0].prepared  # type: ignore[union-attr]
+    assert prepared is not None
+    runner, ran = prepared.runner, list[bool]()
+
+    def collected() -> None:
+        ran.append(threading.get_ident() == owner)
+        fast(*args, **kwargs)
+
+    class Garbage:
+        pass
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        weakref.finalize(Garbage(), collected)
+        return runner(inputs)
+
+    prepared.runner = lambda inputs: fresh.run(run, inputs)
+    caller = threading.Thread(target=fast, args=args, kwargs=kwargs, daemon=True)
+    caller.start()
+    caller.join(60)
+    assert not caller.is_alive()
+    assert ran == [True]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

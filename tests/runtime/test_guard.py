@@ -362,6 +362,21 @@ def test_weights_that_are_replaced_during_the_comparison_retire_nothing() -> Non
     assert loaded.report().calls == 1
 
 
+@pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")
+def test_weights_that_are_replaced_while_it_is_loaded_retire_nothing() -> None:
+    model = Swapped().eval()
+    data = encode_bundle(two_branches_bundle(model))
+    Swapped.coming.extend(torch.nn.Parameter(TwoBranches(seed=seed).right.weight.detach().clone()) for seed in range(4, 8))
+    loaded = load(data, model)
+    assert loaded.report().scheduled
+    assert loaded.report().ready == 0
+    args, kwargs = two_branches_inputs(3)
+    while Swapped.coming:
+        loaded(*args, **kwargs)
+    assert _agrees(loaded, model)
+    assert loaded.report().calls == 1
+
+
 def test_an_unseen_change_is_read_by_refresh(strict: LoadedModel, model: TwoBranches) -> None:
     # One number between those that are looked at.
     model.right.weight.data[3, 3] = 30.0
