@@ -97,7 +97,7 @@ def _medians(calls: dict[str, Callable[[], list[torch.Tensor]]], rounds: int) ->
 
 def main() -> None:
     asked = parser_of(__doc__, models=False).parse_args()
-    keep_shapes(asked, "products.json", SHAPES, measure, rounds=_ROUNDS, smoke=2)
+    keep_shapes(asked, "products.json", SHAPES, measure, rounds=_ROUNDS, smoke=6)
 
 
 if __name__ == "__main__":

@@ -30,10 +30,17 @@ def test_a_small_run_is_recorded_and_shown(native: None, tmp_path: Path, monkeyp
 def test_speed_ups_are_over_the_faster_library(mkl: float, faster: str, tmp_path: Path) -> None:
     def row(threads: int) -> dict[str, object]:
         us = {"oneDNN": 100.0, "MKL": mkl, "own": 25.0 / threads, "again": 101.0}
-        return {"shape": [8, 64, 96], "threads": threads, "us": us, "errors": {"oneDNN": 1e-6, "MKL": 2e-6, "own": threads * 1e-7}}
+        slower = {"oneDNN": 300.0, "MKL": 400.0, "own": 100.0 / threads, "again": 301.0}
+        return {
+            "shape": [8, 64, 96],
+            "threads": threads,
+            "us": us,
+            "from_memory_us": slower,
+            "errors": {"oneDNN": 1e-6, "MKL": 2e-6, "own": threads * 1e-7},
+        }
 
     environment = {"cores": 2, "torch": "2.13.0", "python": "3.11", "commit": "0123456789", "taken": "2026-01-01T00:00"}
     (tmp_path / "products.json").write_text(json.dumps({"environment": environment, "rounds": 3, "rows": [row(2), row(1)]}))
     text = products_table(tmp_path)
-    assert f"| 25.0 / 12.5 | {faster} | 1e-06 | 2e-06 | 2e-07 |" in text
+    assert f"| 25.0 / 12.5 | {faster} | 3.00x / 6.00x | 1e-06 | 2e-06 | 2e-07 |" in text
     assert "A/A: 1.0% apart in the median" in text
