@@ -53,7 +53,7 @@ def test_each_spelling_is_one_product_that_can_be_compiled(run: Callable[[Any, t
     model, x = Apply(run, **parts), torch.randn(1, 512)
     graph = fused(model, x)
     (operator,) = (item for item in graph.operators if has_row_product(item, graph))
-    assert variants_of(operator, graph, "cpu") == (Variant.CALLS, Variant.COMPILED)
+    assert variants_of(operator, graph, "cpu")[:2] == (Variant.CALLS, Variant.COMPILED)
 
 
 @pytest.mark.parametrize(
