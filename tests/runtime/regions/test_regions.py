@@ -270,7 +270,8 @@ def test_products_of_one_row_are_compiled_as_sums(dtype: torch.dtype, numbers: i
     model = nn.Sequential(nn.Linear(numbers, 61), nn.ReLU(), nn.Linear(61, 1, bias=False)).to(dtype).eval()
     captured = capture(model, (torch.randn(1, numbers).to(dtype),), lowering=Lowering.FUSED)
     graph = captured.program.graph
-    assert all(variant == (Variant.CALLS, Variant.COMPILED) for variant in map(library(captured, None).variants, range(len(graph))))
+    offered = [library(captured, None).variants(index) for index in range(len(graph))]
+    assert all(variants[:2] == (Variant.CALLS, Variant.COMPILED) for variants in offered)
     for width in (1, 2):
         regions = library(captured, None)
         programs = WidePrograms(captured.program, captured.constants, regions=regions)
