@@ -294,15 +294,26 @@ def test_a_convolution_of_lines_is_packed_as_one_of_pictures(options):
 
 @pytest.mark.parametrize(
     "options",
+    [{}, {"stride": (1, 2, 2)}, {"dilation": 2}, {"groups": 2}, {"groups": 8, "out_channels": 8}, {"padding": 1}, {"bias": False}],
+    ids=str,
+)
+def test_a_convolution_of_volumes_is_packed_with_what_follows(options):
+    conv = nn.Conv3d(**{"in_channels": 8, "out_channels": 16, "kernel_size": 3, **options})
+    model = Apply(lambda m, x: torch.relu(m.one(torch.relu(m.conv(x))) + m.conv(x)), conv=conv, one=nn.Conv3d(*[conv.out_channels] * 2, 1))
+    draft = check(model, (torch.randn(1, 8, 5, 6, 7),), pack_cpu_convolutions, expected=3, tolerance=1e-4)
+    assert set(kinds(draft)) == {"_convolution_pointwise"}
+
+
+@pytest.mark.parametrize(
+    "options",
     [{}, {"stride": 2}, {"stride": 2, "output_padding": 1}, {"padding": 1}, {"dilation": 2}, {"groups": 2}, {"bias": False}],
     ids=str,
 )
-@pytest.mark.parametrize("dimensions", [1, 2])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
 def test_a_transposed_convolution_is_packed_with_its_activation(dimensions, options):
-    kind = nn.ConvTranspose1d if dimensions == 1 else nn.ConvTranspose2d
-    conv = kind(**{"in_channels": 8, "out_channels": 6, "kernel_size": 4, **options})
+    conv = getattr(nn, f"ConvTranspose{dimensions}d")(**{"in_channels": 8, "out_channels": 6, "kernel_size": 4, **options})
     model = Apply(lambda m, x: torch.relu(m.conv(x)), conv=conv)
-    draft = check(model, (torch.randn(2, 8, *[7, 5][:dimensions]),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+    draft = check(model, (torch.randn(2, 8, *[7, 5, 4][:dimensions]),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
     assert [kind for kind in kinds(draft) if "squeeze" not in kind] == ["_convolution_transpose_pointwise"]
 
 
@@ -374,7 +385,7 @@ def test_convolutions_that_cannot_be_packed_stay():
     double = Apply(lambda m, x: m.conv(x), conv=nn.Conv2d(3, 4, 3)).double()
     check(double, (torch.randn(1, 3, 8, 8).double(),), pack_cpu_convolutions, expected=0)
     check(Apply(lambda m, x: m.conv(x), conv=nn.Conv1d(3, 4, 3)), (torch.randn(3, 8),), pack_cpu_convolutions, expected=0)
-    check(Apply(lambda m, x: m.conv(x), conv=nn.Conv3d(3, 4, 3)), (torch.randn(1, 3, 4, 4, 4),), pack_cpu_convolutions, expected=0)
+    check(Apply(lambda m, x: m.conv(x), conv=nn.Conv3d(3, 4, 3)), (torch.randn(3, 4, 4, 4),), pack_cpu_convolutions, expected=0)
     check(Apply(lambda m, x: m.conv(x), conv=nn.Conv2d(3, 4, 3)), (torch.randn(3, 8, 8),), pack_cpu_convolutions, expected=0)
     check(
         Apply(lambda m, x, w: nn.functional.conv2d(x, w)),
@@ -382,8 +393,23 @@ def test_convolutions_that_cannot_be_packed_stay():
         pack_cpu_convolutions,
         expected=0,
     )
-    strided = Apply(lambda m, x: torch.as_strided(m.conv(x), (2, 2), (1, 2)), conv=nn.Conv2d(3, 4, 3))
+    strided = Apply(lambda m, x: torch.as_strided(m.conv(x).mT, (2, 2), (1, 2)), conv=nn.Conv2d(3, 4, 3))
     check(strided, (torch.randn(1, 3, 8, 8),), pack_cpu_convolutions, expected=0)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda y: torch.as_strided(y, (2, 2), (1, 2)),
+        lambda y: torch.view_as_real(torch.view_as_complex(y.view(1, 4, 6, 3, 2)) * 1j),
+        lambda y: y.view(torch.int32).view(torch.float32),
+        lambda y: y.unfold(2, 2, 2).unfold(3, 3, 1).reshape(1, 4, 3, 4, 6),
+    ],
+    ids=["as_strided", "view_as_complex", "view.dtype", "unfold"],
+)
+def test_what_computes_by_strides_finds_them_after_a_packed_convolution(read):
+    model = Apply(lambda m, x: read(m.conv(x)), conv=nn.Conv2d(3, 4, 3))
+    check(model, (torch.randn(1, 3, 8, 8),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
 
 
 def test_views_of_packed_results_copy_where_they_must():
