@@ -23,6 +23,7 @@ from autosched.capture.passes.extremes import drop_places
 from autosched.capture.passes.gates import hand_on_gates
 from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.output_layout import restore_output_layout
+from autosched.capture.passes.padding import hand_on_padding
 from autosched.capture.passes.pointwise import fuse_pointwise
 from autosched.capture.passes.slow_activations import spell_slow_activations
 from autosched.capture.passes.spelled_attention import join_attention
@@ -69,6 +70,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("fold_constants", fold_constants, only_on="cpu"),
     Pass("drop_idle_fills", drop_idle_fills),
     Pass("settle_masks", settle_masks, changes_values=True),
+    Pass("hand_on_padding", hand_on_padding),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
     Pass("whole_batch_norms", whole_batch_norms, only_on="cuda"),
     Pass("channels_last", prefer_channels_last, changes_values=True, only_on="cuda"),

@@ -15,6 +15,7 @@ from autosched.capture.passes.cpu_linear import pack_cpu_linears
 from autosched.capture.passes.extremes import drop_places
 from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.output_layout import restore_output_layout
+from autosched.capture.passes.padding import hand_on_padding
 from autosched.core.program import Ref
 from autosched.core.variants import Lowering
 from autosched.runtime.kernels import bind
@@ -191,6 +192,46 @@ def test_batch_norm_folds_into_the_convolution(bias, groups):
     assert kinds(draft) == ["conv2d"]
 
 
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize("options", [{"padding": "same"}, {"padding": "same", "dilation": 2}, {"padding": "valid", "stride": 2}], ids=str)
+def test_padding_given_by_name_becomes_numbers(dimensions, options):
+    conv = getattr(nn, f"Conv{dimensions}d")(4, 6, 3, **options)
+    inputs = (torch.randn(2, 4, *[9, 8, 7][:dimensions]),)
+    draft = check(Apply(lambda m, x: m.conv(x), conv=conv), inputs, hand_on_padding, expected=1)
+    assert [node.target for node in draft.nodes] == [f"aten::conv{dimensions}d.default"]
+
+
+@pytest.mark.parametrize(("pads", "stride"), [((1, 1, 2, 2), 1), ((2, 2), 2), ((0, 0, 1, 1), (2, 1))])
+@pytest.mark.parametrize("padding", [0, (1, 0), "same"])
+def test_zeros_around_what_a_convolution_reads_become_its_padding(pads, stride, padding):
+    conv = nn.Conv2d(4, 6, 3, 1 if padding == "same" else stride, padding)
+    model = Apply(lambda m, x: m.conv(nn.functional.pad(x, pads)), conv=conv)
+    draft = check(model, (torch.randn(2, 4, 8, 9),), hand_on_padding, expected=1)
+    assert [node.target for node in draft.nodes] == ["aten::conv2d.default"]
+
+
+def test_other_padding_stays_a_call():
+    def twice(m, x):
+        wide = nn.functional.pad(x, (1, 1, 1, 1))
+        return m.conv(wide), wide
+
+    x = torch.randn(2, 4, 8, 9)
+    check(Apply(twice, conv=nn.Conv2d(4, 6, 3)), (x,), hand_on_padding, expected=0)
+    for pads, options in (((0, 1, 0, 1), {}), ((-1, -1), {}), ((1, 1), {"value": 1.0}), ((1, 1, 1, 1), {"mode": "reflect"})):
+        model = Apply(lambda m, x, pads=pads, options=options: m.conv(nn.functional.pad(x, pads, **options)), conv=nn.Conv2d(4, 6, 3))
+        check(model, (x,), hand_on_padding, expected=0)
+    channels = Apply(lambda m, x: m.conv(nn.functional.pad(x, (0, 0, 0, 0, 1, 1))), conv=nn.Conv2d(6, 6, 3))
+    check(channels, (x,), hand_on_padding, expected=0)
+    check(Apply(lambda m, x: m.conv(x), conv=nn.Conv2d(4, 6, 2, padding="same")), (x,), hand_on_padding, expected=0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_batch_norm_folds_into_a_transposed_convolution(bias):
+    layers = {"conv": nn.ConvTranspose2d(4, 6, 3, stride=2, bias=bias), "norm": lively_norm(6)}
+    draft = check(Apply(lambda m, x: m.norm(m.conv(x)), **layers), (torch.randn(2, 4, 5, 7),), fold_batch_norm, expected=1, tolerance=1e-4)
+    assert kinds(draft) == ["conv_transpose2d"]
+
+
 def test_batch_norm_folds_in_half_precision_without_losing_more():
     model = Apply(lambda m, x: m.norm(m.conv(x)), conv=nn.Conv2d(4, 8, 3), norm=lively_norm(8)).to(torch.bfloat16)
     check(model, (torch.randn(2, 4, 8, 8).to(torch.bfloat16),), fold_batch_norm, expected=1, tolerance=5e-2)
@@ -205,7 +246,7 @@ def test_batch_norm_stays_where_the_convolution_is_read_twice_or_absent():
 
     check(Apply(twice, **layers), (torch.randn(1, 4, 5, 5),), fold_batch_norm, expected=0)
     check(Apply(lambda m, x: m.norm(x), **layers), (torch.randn(1, 4, 5, 5),), fold_batch_norm, expected=0)
-    transposed = {"conv": nn.ConvTranspose2d(4, 4, 3), "norm": lively_norm(4)}
+    transposed = {"conv": nn.ConvTranspose2d(4, 4, 3, groups=2), "norm": lively_norm(4)}
     check(Apply(lambda m, x: m.norm(m.conv(x)), **transposed), (torch.randn(1, 4, 5, 5),), fold_batch_norm, expected=0)
 
 

@@ -33,7 +33,10 @@ def fold_batch_norm(draft: Draft) -> int:
             continue
         convolution = read_convolution(before)
         statistics = [norm.tensor(name) for name in ("weight", "bias", "running_mean", "running_var")]
-        if convolution is None or convolution.transposed or not _all_fixed(convolution, statistics, fixed):
+        if convolution is None or not _all_fixed(convolution, statistics, fixed):
+            continue
+        if convolution.transposed and convolution.groups > 1:
+            # Features are in two dimensions of its weight.
             continue
         if len(draft.specs[convolution.source].shape) != len(draft.specs[convolution.weight].shape):
             # Without a batch the first dimension is the channels, and the norm is of the second one.
@@ -90,7 +93,8 @@ def _write_folded(draft: Draft, node: Node, convolution: Convolution, norm: Node
     scale = emit(aten.rsqrt.default, Ref(emit(aten.add.Scalar, widen(variance), norm.argument("eps"))))
     if gamma is not None:
         scale = emit(aten.mul.Tensor, Ref(scale), widen(gamma))
-    column = emit(aten.reshape.default, Ref(scale), [-1] + [1] * (len(spec.shape) - 1))
+    features = 1 if convolution.transposed else 0  # a dimension of the weight
+    column = emit(aten.reshape.default, Ref(scale), [-1 if place == features else 1 for place in range(len(spec.shape))])
     weight = emit(aten.mul.Tensor, widen(convolution.weight), Ref(column))
     if convolution.bias is not None:
         shift = emit(aten.mul.Tensor, Ref(emit(aten.sub.Tensor, widen(convolution.bias), widen(mean))), Ref(scale))
