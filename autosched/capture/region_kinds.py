@@ -22,7 +22,7 @@ _LOOPS = frozenset(
         "avg_pool1d", "cat", "clone", "constant_pad_nd", "contiguous", "copy", "embedding", "expand_as", "fill", "flip", "full",
         "full_like", "gather", "glu", "group_norm", "index", "index_select", "layer_norm", "log_softmax", "logsumexp", "masked_fill",
         "max_pool2d", "max_pool2d_with_indices", "mean", "native_group_norm", "native_layer_norm", "norm", "ones", "ones_like", "pad",
-        "pixel_shuffle", "pixel_unshuffle", "prod", "repeat", "repeat_interleave", "rms_norm", "roll", "scalar_tensor", "softmax",
+        "pixel_shuffle", "pixel_unshuffle", "prelu", "prod", "repeat", "repeat_interleave", "rms_norm", "roll", "scalar_tensor", "softmax",
         "stack", "std", "sum", "to", "tril", "triu", "upsample_bilinear2d", "upsample_nearest2d", "var", "var_mean", "where", "zeros",
         "zeros_like",
     )

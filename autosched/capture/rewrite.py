@@ -22,6 +22,7 @@ from autosched.capture.passes.depthwise import join_depthwise
 from autosched.capture.passes.extremes import drop_places
 from autosched.capture.passes.gates import hand_on_gates
 from autosched.capture.passes.identities import drop_identities
+from autosched.capture.passes.instance_norm import spell_instance_norms
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.padding import hand_on_padding
 from autosched.capture.passes.pointwise import fuse_pointwise
@@ -78,6 +79,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
     Pass("cpu_linear", partial(pack_cpu_linears, rows=False), changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),
     Pass("cpu_linear", pack_cpu_linears, changes_values=True, only_on="cpu", lowerings=(Lowering.REWRITTEN,)),
+    Pass("instance_norm", spell_instance_norms, changes_values=True, only_on="cpu"),
     Pass("drop_places", drop_places, changes_values=True, only_on="cpu"),
     Pass("slow_activations", spell_slow_activations, changes_values=True, only_on="cpu"),
     Pass("cpu_recurrent", part_cpu_recurrences, changes_values=True, only_on="cpu"),

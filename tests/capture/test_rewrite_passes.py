@@ -14,6 +14,7 @@ from autosched.capture.passes.cpu_convolution import pack_cpu_convolutions
 from autosched.capture.passes.cpu_linear import pack_cpu_linears
 from autosched.capture.passes.extremes import drop_places
 from autosched.capture.passes.identities import drop_identities
+from autosched.capture.passes.instance_norm import spell_instance_norms
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.padding import hand_on_padding
 from autosched.core.program import Ref
@@ -259,6 +260,29 @@ def test_batch_norm_stays_where_its_channels_are_not_the_convolutions(convolutio
     norm.running_var.uniform_(0.5, 2.0)
     # What a convolution makes of a tensor without a batch, a norm takes for a batch.
     check(Apply(lambda m, x: m.norm(m.conv(x)), conv=convolution, norm=norm), (torch.randn(shape),), fold_batch_norm, expected=0)
+
+
+@pytest.mark.parametrize(("dimensions", "affine"), [(1, False), (2, True), (3, False)])
+def test_a_norm_of_each_channel_is_one_of_groups_of_one(dimensions, affine):
+    """Also where the mean is large, behind a packed convolution, and on a picture of one channel."""
+    conv, norm = (getattr(nn, f"{name}{dimensions}d") for name in ("Conv", "InstanceNorm"))
+    layers = {"conv": conv(4, 6, 1), "norm": norm(6, affine=affine), "one": norm(1)}
+    model = Apply(lambda m, x: (m.norm(m.conv(x) + 100), m.norm(x[:, :1].expand_as(m.conv(x)) * 2), m.one(x[:, :1])), **layers)
+
+    def rewrite(draft):
+        pack_cpu_convolutions(draft)
+        draft.observe()
+        return spell_instance_norms(draft)
+
+    draft = check(model, (torch.randn(2, 4, *[9, 8, 7][:dimensions]),), rewrite, expected=3, tolerance=1e-3)
+    assert "instance_norm" not in kinds(draft)
+
+
+def test_norms_of_channels_that_are_no_groups_stay():
+    kept = nn.InstanceNorm2d(4, track_running_stats=True)
+    x = torch.randn(2, 4, 6, 6)
+    check(Apply(lambda m, x: m.norm(x), norm=kept), (x,), spell_instance_norms, expected=0)
+    check(Apply(lambda m, x: m.norm(x), norm=nn.InstanceNorm2d(4)), (x.double(),), spell_instance_norms, expected=0)
 
 
 ACTIVATIONS = {
