@@ -11,6 +11,7 @@ from autosched.capture.custom import layouts_of, restore_custom_layouts
 from autosched.capture.draft import Draft
 from autosched.capture.passes.attention import drop_idle_fills, settle_masks
 from autosched.capture.passes.batch_norm import fold_batch_norm, whole_batch_norms
+from autosched.capture.passes.channel_scales import fold_channel_scales
 from autosched.capture.passes.channels_last import prefer_channels_last
 from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
@@ -73,6 +74,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("settle_masks", settle_masks, changes_values=True),
     Pass("hand_on_padding", hand_on_padding),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
+    Pass("fold_channel_scales", fold_channel_scales, changes_values=True),
     Pass("whole_batch_norms", whole_batch_norms, only_on="cuda"),
     Pass("channels_last", prefer_channels_last, changes_values=True, only_on="cuda"),
     Pass("cpu_rows", spell_row_products, changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),

@@ -8,6 +8,7 @@ from autosched.capture.draft import Draft, contiguous_strides
 from autosched.capture.export import capture, draft_of
 from autosched.capture.passes.attention import drop_idle_fills, settle_masks
 from autosched.capture.passes.batch_norm import fold_batch_norm, whole_batch_norms
+from autosched.capture.passes.channel_scales import fold_channel_scales
 from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
 from autosched.capture.passes.cpu_convolution import pack_cpu_convolutions
@@ -260,6 +261,51 @@ def test_batch_norm_stays_where_its_channels_are_not_the_convolutions(convolutio
     norm.running_var.uniform_(0.5, 2.0)
     # What a convolution makes of a tensor without a batch, a norm takes for a batch.
     check(Apply(lambda m, x: m.norm(m.conv(x)), conv=convolution, norm=norm), (torch.randn(shape),), fold_batch_norm, expected=0)
+
+
+class Scaled(nn.Module):
+    """A frozen batch norm, as detectors have it: ``layer(x) * scale + shift``."""
+
+    def __init__(self, layer: nn.Module, *shape: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.scale, self.shift = nn.Parameter(torch.randn(shape)), nn.Parameter(torch.randn(shape))
+
+    def forward(self, x):
+        return self.shift + self.layer(x) * self.scale
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "options", "shape", "given"),
+    [
+        (nn.Conv2d, {"kernel_size": 3}, (6, 1, 1), (2, 4, 8, 9)),
+        (nn.Conv2d, {"kernel_size": 3, "groups": 2}, (1, 6, 1, 1), (2, 4, 8, 9)),
+        (nn.Conv1d, {"kernel_size": 3}, (6, 1), (2, 4, 8)),
+        (nn.Conv1d, {"kernel_size": 3}, (6, 1), (4, 8)),
+        (nn.ConvTranspose2d, {"kernel_size": 3, "stride": 2}, (6, 1, 1), (2, 4, 8, 9)),
+        (nn.Linear, {}, (6,), (2, 5, 4)),
+        (nn.Linear, {}, (1, 6), (2, 5, 4)),
+    ],
+)
+def test_what_multiplies_and_shifts_each_feature_folds_into_the_layer(bias, kind, options, shape, given):
+    model = Scaled(kind(4, 6, bias=bias, **options), *shape)
+    draft = check(model, (torch.randn(given),), fold_channel_scales, expected=2, tolerance=1e-4)
+    assert len(draft.nodes) == 1
+
+
+def test_other_products_and_sums_stay():
+    conv, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 8, 8)
+    for shape in ((6,), (6, 1, 6), (1,), (2, 6, 1, 1), (1, 1, 6, 1, 1)):
+        check(Scaled(conv, *shape), (x,), fold_channel_scales, expected=0)
+    check(Scaled(nn.ConvTranspose2d(4, 6, 3, groups=2), 6, 1, 1), (x,), fold_channel_scales, expected=0)
+
+    def twice(m, x):
+        made = m.conv(x)
+        return made, made * m.conv.bias[:, None, None]
+
+    check(Apply(twice, conv=conv), (x,), fold_channel_scales, expected=0)
+    check(Apply(lambda m, x, c: m.conv(x) * c, conv=conv), (x, torch.randn(6, 1, 1)), fold_channel_scales, expected=0)
 
 
 @pytest.mark.parametrize(("dimensions", "affine"), [(1, False), (2, True), (3, False)])
