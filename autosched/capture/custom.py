@@ -72,7 +72,7 @@ def layouts_of(draft: Draft) -> Layouts:
 def restore_custom_layouts(draft: Draft, wanted: Layouts) -> int:
     """A copy before each custom operator of what a rewrite has laid out otherwise; returns how many.
 
-    ``passes.views.depends_on_strides`` keeps rewrites from changing layouts that no copy brings back.
+    ``passes.views.may_give_strides_back`` keeps rewrites from changing layouts that no copy brings back.
     """
     restored = 0
     nodes: list[Node] = []

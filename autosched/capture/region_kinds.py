@@ -19,12 +19,12 @@ _LOOPS = frozenset(
     for name in (
         "_log_softmax", "_softmax", "_to_copy", "_unsafe_index", "_unsafe_view", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "all",
         "amax", "amin", "any", "arange", "argmax", "argmin", "batch_norm", "_native_batch_norm_legit_no_training", "avg_pool2d",
-        "avg_pool1d", "cat", "clone", "constant_pad_nd", "contiguous", "copy", "embedding", "expand_as", "fill", "flip", "full",
-        "full_like", "gather", "glu", "group_norm", "index", "index_select", "layer_norm", "log_softmax", "logsumexp", "masked_fill",
-        "max_pool2d", "max_pool2d_with_indices", "mean", "native_group_norm", "native_layer_norm", "norm", "ones", "ones_like", "pad",
-        "pixel_shuffle", "pixel_unshuffle", "prod", "repeat", "repeat_interleave", "rms_norm", "roll", "scalar_tensor", "softmax",
-        "stack", "std", "sum", "to", "tril", "triu", "upsample_bilinear2d", "upsample_nearest2d", "var", "var_mean", "where", "zeros",
-        "zeros_like",
+        "avg_pool1d", "cat", "clone", "concat", "constant_pad_nd", "contiguous", "copy", "embedding", "expand_as", "fill", "flip", "full",
+        "full_like", "gather", "glu", "group_norm", "index", "index_select", "layer_norm", "linalg_vector_norm", "log_softmax",
+        "logsumexp", "masked_fill", "max_pool2d", "max_pool2d_with_indices", "mean", "native_group_norm", "native_layer_norm", "norm",
+        "ones", "ones_like", "pad", "pixel_shuffle", "pixel_unshuffle", "prelu", "prod", "repeat", "repeat_interleave", "rms_norm", "roll",
+        "scalar_tensor", "slice_scatter", "softmax", "stack", "std", "sum", "to", "tril", "triu", "upsample_bilinear2d",
+        "upsample_nearest2d", "var", "var_mean", "where", "zeros", "zeros_like",
     )
 ) | frozenset(
     f"quantized_decomposed::{name}"

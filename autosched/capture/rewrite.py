@@ -11,6 +11,7 @@ from autosched.capture.custom import layouts_of, restore_custom_layouts
 from autosched.capture.draft import Draft
 from autosched.capture.passes.attention import drop_idle_fills, settle_masks
 from autosched.capture.passes.batch_norm import fold_batch_norm, whole_batch_norms
+from autosched.capture.passes.channel_scales import fold_channel_scales
 from autosched.capture.passes.channels_last import prefer_channels_last
 from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
@@ -22,7 +23,9 @@ from autosched.capture.passes.depthwise import join_depthwise
 from autosched.capture.passes.extremes import drop_places
 from autosched.capture.passes.gates import hand_on_gates
 from autosched.capture.passes.identities import drop_identities
+from autosched.capture.passes.instance_norm import spell_instance_norms
 from autosched.capture.passes.output_layout import restore_output_layout
+from autosched.capture.passes.padding import hand_on_padding
 from autosched.capture.passes.pointwise import fuse_pointwise
 from autosched.capture.passes.resizing import mix_before_resizing
 from autosched.capture.passes.slow_activations import spell_slow_activations
@@ -73,7 +76,9 @@ PASSES: tuple[Pass, ...] = (
     Pass("fold_constants", fold_constants, only_on="cpu"),
     Pass("drop_idle_fills", drop_idle_fills),
     Pass("settle_masks", settle_masks, changes_values=True),
+    Pass("hand_on_padding", hand_on_padding),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
+    Pass("fold_channel_scales", fold_channel_scales, changes_values=True),
     Pass("mix_before_resizing", mix_before_resizing, changes_values=True),
     Pass("whole_batch_norms", whole_batch_norms, only_on="cuda"),
     Pass("channels_last", prefer_channels_last, changes_values=True, only_on="cuda"),
@@ -81,6 +86,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
     Pass("cpu_linear", partial(pack_cpu_linears, rows=False), changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),
     Pass("cpu_linear", pack_cpu_linears, changes_values=True, only_on="cpu", lowerings=(Lowering.REWRITTEN,)),
+    Pass("instance_norm", spell_instance_norms, changes_values=True, only_on="cpu"),
     Pass("drop_places", drop_places, changes_values=True, only_on="cpu"),
     Pass("slow_activations", spell_slow_activations, changes_values=True, only_on="cpu"),
     Pass("cpu_recurrent", part_cpu_recurrences, changes_values=True, only_on="cpu"),

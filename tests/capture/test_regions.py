@@ -99,6 +99,16 @@ def test_a_normalisation_and_an_activation_written_out_become_one_region() -> No
     assert captured.program.graph.hash == graph.hash
 
 
+def test_lengths_slopes_and_parts_written_into_a_tensor_are_loops_of_one_region() -> None:
+    def run(m, x):
+        unit = nn.functional.prelu(nn.functional.normalize(x, dim=-1), m.slope.weight)
+        made = torch.slice_scatter(torch.concat([unit, x + 1], 1), unit * 2, 1, 0, 16)
+        return made * 3
+
+    graph = check(Apply(run, slope=nn.PReLU(16)), torch.randn(4, 16))
+    assert len(graph.operators) == 1
+
+
 def test_an_epilogue_with_a_residual_joins_its_product_and_two_products_stay_two() -> None:
     def run(m, x):
         return torch.relu(m.b(torch.relu(m.a(x))) + x) * 2.0

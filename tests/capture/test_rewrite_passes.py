@@ -8,13 +8,16 @@ from autosched.capture.draft import Draft, contiguous_strides
 from autosched.capture.export import capture, draft_of
 from autosched.capture.passes.attention import drop_idle_fills, settle_masks
 from autosched.capture.passes.batch_norm import fold_batch_norm, whole_batch_norms
+from autosched.capture.passes.channel_scales import fold_channel_scales
 from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
 from autosched.capture.passes.cpu_convolution import pack_cpu_convolutions
 from autosched.capture.passes.cpu_linear import pack_cpu_linears
 from autosched.capture.passes.extremes import drop_places
 from autosched.capture.passes.identities import drop_identities
+from autosched.capture.passes.instance_norm import spell_instance_norms
 from autosched.capture.passes.output_layout import restore_output_layout
+from autosched.capture.passes.padding import hand_on_padding
 from autosched.core.program import Ref
 from autosched.core.variants import Lowering
 from autosched.runtime.kernels import bind
@@ -211,6 +214,46 @@ def test_batch_norm_folds_into_the_convolution(bias, groups):
     assert kinds(draft) == ["conv2d"]
 
 
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+@pytest.mark.parametrize("options", [{"padding": "same"}, {"padding": "same", "dilation": 2}, {"padding": "valid", "stride": 2}], ids=str)
+def test_padding_given_by_name_becomes_numbers(dimensions, options):
+    conv = getattr(nn, f"Conv{dimensions}d")(4, 6, 3, **options)
+    inputs = (torch.randn(2, 4, *[9, 8, 7][:dimensions]),)
+    draft = check(Apply(lambda m, x: m.conv(x), conv=conv), inputs, hand_on_padding, expected=1)
+    assert [node.target for node in draft.nodes] == [f"aten::conv{dimensions}d.default"]
+
+
+@pytest.mark.parametrize(("pads", "stride"), [((1, 1, 2, 2), 1), ((2, 2), 2), ((0, 0, 1, 1), (2, 1))])
+@pytest.mark.parametrize("padding", [0, (1, 0), "same"])
+def test_zeros_around_what_a_convolution_reads_become_its_padding(pads, stride, padding):
+    conv = nn.Conv2d(4, 6, 3, 1 if padding == "same" else stride, padding)
+    model = Apply(lambda m, x: m.conv(nn.functional.pad(x, pads)), conv=conv)
+    draft = check(model, (torch.randn(2, 4, 8, 9),), hand_on_padding, expected=1)
+    assert [node.target for node in draft.nodes] == ["aten::conv2d.default"]
+
+
+def test_other_padding_stays_a_call():
+    def twice(m, x):
+        wide = nn.functional.pad(x, (1, 1, 1, 1))
+        return m.conv(wide), wide
+
+    x = torch.randn(2, 4, 8, 9)
+    check(Apply(twice, conv=nn.Conv2d(4, 6, 3)), (x,), hand_on_padding, expected=0)
+    for pads, options in (((0, 1, 0, 1), {}), ((-1, -1), {}), ((1, 1), {"value": 1.0}), ((1, 1, 1, 1), {"mode": "reflect"})):
+        model = Apply(lambda m, x, pads=pads, options=options: m.conv(nn.functional.pad(x, pads, **options)), conv=nn.Conv2d(4, 6, 3))
+        check(model, (x,), hand_on_padding, expected=0)
+    channels = Apply(lambda m, x: m.conv(nn.functional.pad(x, (0, 0, 0, 0, 1, 1))), conv=nn.Conv2d(6, 6, 3))
+    check(channels, (x,), hand_on_padding, expected=0)
+    check(Apply(lambda m, x: m.conv(x), conv=nn.Conv2d(4, 6, 2, padding="same")), (x,), hand_on_padding, expected=0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_batch_norm_folds_into_a_transposed_convolution(bias):
+    layers = {"conv": nn.ConvTranspose2d(4, 6, 3, stride=2, bias=bias), "norm": lively_norm(6)}
+    draft = check(Apply(lambda m, x: m.norm(m.conv(x)), **layers), (torch.randn(2, 4, 5, 7),), fold_batch_norm, expected=1, tolerance=1e-4)
+    assert kinds(draft) == ["conv_transpose2d"]
+
+
 def test_batch_norm_folds_in_half_precision_without_losing_more():
     model = Apply(lambda m, x: m.norm(m.conv(x)), conv=nn.Conv2d(4, 8, 3), norm=lively_norm(8)).to(torch.bfloat16)
     check(model, (torch.randn(2, 4, 8, 8).to(torch.bfloat16),), fold_batch_norm, expected=1, tolerance=5e-2)
@@ -225,7 +268,7 @@ def test_batch_norm_stays_where_the_convolution_is_read_twice_or_absent():
 
     check(Apply(twice, **layers), (torch.randn(1, 4, 5, 5),), fold_batch_norm, expected=0)
     check(Apply(lambda m, x: m.norm(x), **layers), (torch.randn(1, 4, 5, 5),), fold_batch_norm, expected=0)
-    transposed = {"conv": nn.ConvTranspose2d(4, 4, 3), "norm": lively_norm(4)}
+    transposed = {"conv": nn.ConvTranspose2d(4, 4, 3, groups=2), "norm": lively_norm(4)}
     check(Apply(lambda m, x: m.norm(m.conv(x)), **transposed), (torch.randn(1, 4, 5, 5),), fold_batch_norm, expected=0)
 
 
@@ -262,6 +305,74 @@ def test_a_norm_of_another_dimension_than_a_layers_features_stays():
     ]:
         layer = nn.Linear(8, 8) if shape == (1, 8) else square
         check(Apply(body, lin=layer, norm=norm), (torch.randn(shape),), fold_batch_norm, expected=0)
+
+
+class Scaled(nn.Module):
+    """A frozen batch norm, as detectors have it: ``layer(x) * scale + shift``."""
+
+    def __init__(self, layer: nn.Module, *shape: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.scale, self.shift = nn.Parameter(torch.randn(shape)), nn.Parameter(torch.randn(shape))
+
+    def forward(self, x):
+        return self.shift + self.layer(x) * self.scale
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "options", "shape", "given"),
+    [
+        (nn.Conv2d, {"kernel_size": 3}, (6, 1, 1), (2, 4, 8, 9)),
+        (nn.Conv2d, {"kernel_size": 3, "groups": 2}, (1, 6, 1, 1), (2, 4, 8, 9)),
+        (nn.Conv1d, {"kernel_size": 3}, (6, 1), (2, 4, 8)),
+        (nn.Conv1d, {"kernel_size": 3}, (6, 1), (4, 8)),
+        (nn.ConvTranspose2d, {"kernel_size": 3, "stride": 2}, (6, 1, 1), (2, 4, 8, 9)),
+        (nn.Linear, {}, (6,), (2, 5, 4)),
+        (nn.Linear, {}, (1, 6), (2, 5, 4)),
+    ],
+)
+def test_what_multiplies_and_shifts_each_feature_folds_into_the_layer(bias, kind, options, shape, given):
+    model = Scaled(kind(4, 6, bias=bias, **options), *shape)
+    draft = check(model, (torch.randn(given),), fold_channel_scales, expected=2, tolerance=1e-4)
+    assert len(draft.nodes) == 1
+
+
+def test_other_products_and_sums_stay():
+    conv, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 8, 8)
+    for shape in ((6,), (6, 1, 6), (1,), (2, 6, 1, 1), (1, 1, 6, 1, 1)):
+        check(Scaled(conv, *shape), (x,), fold_channel_scales, expected=0)
+    check(Scaled(nn.ConvTranspose2d(4, 6, 3, groups=2), 6, 1, 1), (x,), fold_channel_scales, expected=0)
+
+    def twice(m, x):
+        made = m.conv(x)
+        return made, made * m.conv.bias[:, None, None]
+
+    check(Apply(twice, conv=conv), (x,), fold_channel_scales, expected=0)
+    check(Apply(lambda m, x, c: m.conv(x) * c, conv=conv), (x, torch.randn(6, 1, 1)), fold_channel_scales, expected=0)
+
+
+@pytest.mark.parametrize(("dimensions", "affine"), [(1, False), (2, True), (3, False)])
+def test_a_norm_of_each_channel_is_one_of_groups_of_one(dimensions, affine):
+    """Also where the mean is large, behind a packed convolution, and on a picture of one channel."""
+    conv, norm = (getattr(nn, f"{name}{dimensions}d") for name in ("Conv", "InstanceNorm"))
+    layers = {"conv": conv(4, 6, 1), "norm": norm(6, affine=affine), "one": norm(1)}
+    model = Apply(lambda m, x: (m.norm(m.conv(x) + 100), m.norm(x[:, :1].expand_as(m.conv(x)) * 2), m.one(x[:, :1])), **layers)
+
+    def rewrite(draft):
+        pack_cpu_convolutions(draft)
+        draft.observe()
+        return spell_instance_norms(draft)
+
+    draft = check(model, (torch.randn(2, 4, *[9, 8, 7][:dimensions]),), rewrite, expected=3, tolerance=1e-3)
+    assert "instance_norm" not in kinds(draft)
+
+
+def test_norms_of_channels_that_are_no_groups_stay():
+    kept = nn.InstanceNorm2d(4, track_running_stats=True)
+    x = torch.randn(2, 4, 6, 6)
+    check(Apply(lambda m, x: m.norm(x), norm=kept), (x,), spell_instance_norms, expected=0)
+    check(Apply(lambda m, x: m.norm(x), norm=nn.InstanceNorm2d(4)), (x.double(),), spell_instance_norms, expected=0)
 
 
 ACTIVATIONS = {
@@ -338,15 +449,26 @@ def test_a_convolution_of_lines_is_packed_as_one_of_pictures(options):
 
 @pytest.mark.parametrize(
     "options",
+    [{}, {"stride": (1, 2, 2)}, {"dilation": 2}, {"groups": 2}, {"groups": 8, "out_channels": 8}, {"padding": 1}, {"bias": False}],
+    ids=str,
+)
+def test_a_convolution_of_volumes_is_packed_with_what_follows(options):
+    conv = nn.Conv3d(**{"in_channels": 8, "out_channels": 16, "kernel_size": 3, **options})
+    model = Apply(lambda m, x: torch.relu(m.one(torch.relu(m.conv(x))) + m.conv(x)), conv=conv, one=nn.Conv3d(*[conv.out_channels] * 2, 1))
+    draft = check(model, (torch.randn(1, 8, 5, 6, 7),), pack_cpu_convolutions, expected=3, tolerance=1e-4)
+    assert set(kinds(draft)) == {"_convolution_pointwise"}
+
+
+@pytest.mark.parametrize(
+    "options",
     [{}, {"stride": 2}, {"stride": 2, "output_padding": 1}, {"padding": 1}, {"dilation": 2}, {"groups": 2}, {"bias": False}],
     ids=str,
 )
-@pytest.mark.parametrize("dimensions", [1, 2])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
 def test_a_transposed_convolution_is_packed_with_its_activation(dimensions, options):
-    kind = nn.ConvTranspose1d if dimensions == 1 else nn.ConvTranspose2d
-    conv = kind(**{"in_channels": 8, "out_channels": 6, "kernel_size": 4, **options})
+    conv = getattr(nn, f"ConvTranspose{dimensions}d")(**{"in_channels": 8, "out_channels": 6, "kernel_size": 4, **options})
     model = Apply(lambda m, x: torch.relu(m.conv(x)), conv=conv)
-    draft = check(model, (torch.randn(2, 8, *[7, 5][:dimensions]),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+    draft = check(model, (torch.randn(2, 8, *[7, 5, 4][:dimensions]),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
     assert [kind for kind in kinds(draft) if "squeeze" not in kind] == ["_convolution_transpose_pointwise"]
 
 
@@ -418,7 +540,7 @@ def test_convolutions_that_cannot_be_packed_stay():
     double = Apply(lambda m, x: m.conv(x), conv=nn.Conv2d(3, 4, 3)).double()
     check(double, (torch.randn(1, 3, 8, 8).double(),), pack_cpu_convolutions, expected=0)
     check(Apply(lambda m, x: m.conv(x), conv=nn.Conv1d(3, 4, 3)), (torch.randn(3, 8),), pack_cpu_convolutions, expected=0)
-    check(Apply(lambda m, x: m.conv(x), conv=nn.Conv3d(3, 4, 3)), (torch.randn(1, 3, 4, 4, 4),), pack_cpu_convolutions, expected=0)
+    check(Apply(lambda m, x: m.conv(x), conv=nn.Conv3d(3, 4, 3)), (torch.randn(3, 4, 4, 4),), pack_cpu_convolutions, expected=0)
     check(Apply(lambda m, x: m.conv(x), conv=nn.Conv2d(3, 4, 3)), (torch.randn(3, 8, 8),), pack_cpu_convolutions, expected=0)
     check(
         Apply(lambda m, x, w: nn.functional.conv2d(x, w)),
@@ -426,8 +548,23 @@ def test_convolutions_that_cannot_be_packed_stay():
         pack_cpu_convolutions,
         expected=0,
     )
-    strided = Apply(lambda m, x: torch.as_strided(m.conv(x), (2, 2), (1, 2)), conv=nn.Conv2d(3, 4, 3))
+    strided = Apply(lambda m, x: torch.as_strided(m.conv(x).mT, (2, 2), (1, 2)), conv=nn.Conv2d(3, 4, 3))
     check(strided, (torch.randn(1, 3, 8, 8),), pack_cpu_convolutions, expected=0)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda y: torch.as_strided(y, (2, 2), (1, 2)),
+        lambda y: torch.view_as_real(torch.view_as_complex(y.view(1, 4, 6, 3, 2)) * 1j),
+        lambda y: y.view(torch.int32).view(torch.float32),
+        lambda y: y.unfold(2, 2, 2).unfold(3, 3, 1).reshape(1, 4, 3, 4, 6),
+    ],
+    ids=["as_strided", "view_as_complex", "view.dtype", "unfold"],
+)
+def test_what_computes_by_strides_finds_them_after_a_packed_convolution(read):
+    model = Apply(lambda m, x: read(m.conv(x)), conv=nn.Conv2d(3, 4, 3))
+    check(model, (torch.randn(1, 3, 8, 8),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
 
 
 def test_views_of_packed_results_copy_where_they_must():

@@ -47,8 +47,8 @@ def fold_batch_norm(draft: Draft) -> int:
 
 def _convolution(node: Node | None, draft: Draft) -> tuple[Node, Convolution] | None:
     found = None if node is None else read_convolution(node)
-    if node is None or found is None or found.transposed:
-        return None
+    if node is None or found is None or (found.transposed and found.groups > 1):
+        return None  # where features are in two dimensions of a weight
     # Without a batch the first dimension is the channels, and the norm is of the second one.
     return (node, found) if len(draft.specs[found.source].shape) == len(draft.specs[found.weight].shape) else None
 
@@ -65,8 +65,10 @@ def _linear(norm: Node, alone: Mapping[int, Node], draft: Draft) -> tuple[Node, 
             return None
         node = alone.get(given)
     found = read_linear(node) if node is not None and node.target == "aten::linear.default" else None
-    # A weight of one dimension makes one number of each row.
-    return None if node is None or found is None or len(draft.specs[found.weight].shape) != 2 else (node, found)
+    # A weight that is computed may be of numbers of few bits, which a loop reads as they are; one of one dimension makes a number of each row.
+    if node is None or found is None or found.weight not in draft.constants or len(draft.specs[found.weight].shape) != 2:
+        return None
+    return node, found
 
 
 def whole_batch_norms(draft: Draft) -> int:
@@ -113,7 +115,8 @@ def _write_folded(draft: Draft, node: Node, layer: Convolution | Linear, norm: N
     scale = emit(aten.rsqrt.default, Ref(emit(aten.add.Scalar, widen(variance), norm.argument("eps"))))
     if gamma is not None:
         scale = emit(aten.mul.Tensor, Ref(scale), widen(gamma))
-    column = emit(aten.reshape.default, Ref(scale), [-1] + [1] * (len(spec.shape) - 1))
+    features = 1 if isinstance(layer, Convolution) and layer.transposed else 0  # a dimension of the weight
+    column = emit(aten.reshape.default, Ref(scale), [-1 if place == features else 1 for place in range(len(spec.shape))])
     weight = emit(aten.mul.Tensor, widen(layer.weight), Ref(column))
     if layer.bias is not None:
         shift = emit(aten.mul.Tensor, Ref(emit(aten.sub.Tensor, widen(layer.bias), widen(mean))), Ref(scale))

@@ -12,7 +12,7 @@ from autosched.capture.passes.activations import NONE, Activation, read_activati
 from autosched.capture.passes.convolution import Convolution, read_convolution
 from autosched.capture.passes.onednn import adds_to_one_pixel, as_dense, packable_dtypes
 from autosched.capture.passes.timing import earliest_finish, finish_of
-from autosched.capture.passes.views import depends_on_strides, loosen_views
+from autosched.capture.passes.views import give_strides_back, loosen_views, may_give_strides_back
 from autosched.core.graph import TensorSpec
 from autosched.core.program import Ref
 
@@ -27,16 +27,17 @@ class _Plan:
 
 
 def pack_cpu_convolutions(draft: Draft) -> int:
-    """Each 2-d convolution with constant weight becomes ``mkldnn::_convolution_pointwise`` on a weight reordered by the prologue.
+    """Each 2-d or 3-d convolution with constant weight becomes ``mkldnn::_convolution_pointwise`` on a weight reordered by the prologue.
 
     A 1-d convolution is one of a picture of one row, and a transposed one has a call of its own. Left as they are, oneDNN reorders their
     weights in every call.
     A residual is fused only where it is ready before the convolution starts, so that no branch waits for another.
-    Results come out channels last; ``view`` becomes ``reshape``, which copies where it must.
+    Results come out channels last; ``view`` becomes ``reshape``, which copies where it must, and so does what calls need that compute by
+    strides.
     """
     if draft.device.type != "cpu" or not packable_dtypes():
         return 0
-    if depends_on_strides(draft):
+    if not may_give_strides_back(draft):
         # Packed convolutions change the strides of everything after them (channels last).
         return 0
     fixed = draft.fixed_values()
@@ -50,6 +51,8 @@ def pack_cpu_convolutions(draft: Draft) -> int:
         plan = _epilogue(node, convolution, draft, users, outputs, times, taken)
         chosen[node] = convolution, plan
         taken.add(plan.last)
+    if chosen:
+        give_strides_back(draft)
     _replace(draft, chosen)
     if chosen:
         loosen_views(draft)
@@ -61,7 +64,7 @@ def _packable(convolution: Convolution, node: Node, draft: Draft, fixed: set[int
     specs = [draft.specs[convolution.source], draft.specs[convolution.weight]]
     constant = convolution.weight in fixed and (convolution.bias is None or convolution.bias in fixed)
     plain = all(spec.dtype == specs[0].dtype and spec.elements > 0 for spec in specs)
-    batched = len(specs[0].shape) == len(specs[1].shape) and len(specs[0].shape) in (3, 4)
+    batched = len(specs[0].shape) == len(specs[1].shape) and len(specs[0].shape) in (3, 4, 5)
     packable = specs[0].dtype in packable_dtypes() and (not convolution.transposed or _packable_transposed(convolution, specs[1]))
     return constant and plain and batched and packable and node.outputs[0] >= 0
 
@@ -142,7 +145,7 @@ def _without_orphans(nodes: list[Node], draft: Draft) -> list[Node]:
 
 def _packed(draft: Draft, node: Node, convolution: Convolution, plan: _Plan) -> list[Node]:
     shape = list(draft.specs[convolution.source].shape)
-    if len(shape) == 4:
+    if len(shape) > 3:
         return [_of_picture(draft, node, convolution, plan, shape, plan.last.outputs)]
     source, weight = _as_row(draft, node, convolution.source), _as_row(draft, node, convolution.weight)
     draft.prologue.append(weight)

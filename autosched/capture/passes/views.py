@@ -8,9 +8,10 @@ from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.output_layout import format_of
 from autosched.capture.traffic import is_view
 from autosched.core.custom_operators import is_custom
+from autosched.core.program import Ref
 
 # These look at strides: they compute something else where the tensors before them are laid out in another way.
-_STRIDE_SENSITIVE = frozenset({"aten::as_strided", "aten::view_as_complex", "aten::_reshape_alias", "aten::unfold"})
+_STRIDE_SENSITIVE = frozenset({"aten::as_strided", "aten::view_as_complex", "aten::_reshape_alias"})
 
 
 def depends_on_strides(draft: Draft) -> bool:
@@ -18,10 +19,33 @@ def depends_on_strides(draft: Draft) -> bool:
 
     A custom operator may, but is given them back (``capture.custom.restore_custom_layouts``), if they are those of a format.
     """
-    if any(node.kind in _STRIDE_SENSITIVE or node.target == "aten::view.dtype" for node in draft.nodes):
-        return True
-    given = {value for node in draft.nodes if is_custom(node.kind) for value in node.reads()} - draft.fixed_values() - set(draft.inputs)
-    return any(format_of(draft.specs[value]) is None for value in given)
+    return any(_by_strides(node) for node in draft.nodes) or not may_give_strides_back(draft)
+
+
+def may_give_strides_back(draft: Draft) -> bool:
+    """Whether all that calls compute by the strides of is laid out in a format, as which a copy can give it back."""
+    given = {value for node in draft.nodes if is_custom(node.kind) or _by_strides(node) for value in node.reads()}
+    given -= draft.fixed_values() | set(draft.inputs)
+    return all(format_of(draft.specs[value]) is not None for value in given)
+
+
+def give_strides_back(draft: Draft) -> None:
+    """Before each of PyTorch's own calls that compute by strides: a copy of what will be laid out otherwise than it was observed."""
+    nodes: list[Node] = []
+    for node in draft.nodes:
+        for value in dict.fromkeys(node.reads()) if _by_strides(node) else ():
+            if (layout := format_of(draft.specs[value])) is not None:
+                # Which copies where it must, like ``reshape``.
+                options: dict[str, object] = {"memory_format": layout}
+                made = draft.fresh()
+                nodes.append(Node(torch.ops.aten.contiguous.default, (Ref(value),), options, (made,), f"{node.name}_layout", node.source))
+                node.substitute({value: made})
+        nodes.append(node)
+    draft.nodes = nodes
+
+
+def _by_strides(node: Node) -> bool:
+    return node.kind in _STRIDE_SENSITIVE or node.target == "aten::view.dtype"
 
 
 def loosen_views(draft: Draft) -> int:

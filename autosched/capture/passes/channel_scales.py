@@ -1,0 +1,103 @@
+"""Fold what each feature of a convolution or a linear layer is multiplied with, and what is added to it, into its weight and bias.
+
+Frozen batch norms are spelled so in detectors, and layer scales in transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from autosched.capture.draft import Draft, Node
+from autosched.capture.passes.convolution import read_convolution
+from autosched.core.program import Ref
+
+aten = torch.ops.aten
+_DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A convolution or a linear layer: its constants, and in which dimensions of the weight and of the result its features are."""
+
+    weight: int
+    bias: int | None
+    in_weight: int
+    in_result: int
+
+
+def fold_channel_scales(draft: Draft) -> int:
+    """``conv(x, w, b) * c`` becomes ``conv(x, w c, b c)``, and ``conv(x, w, b) + c`` becomes ``conv(x, w, b + c)``; how many did."""
+    folded, plain = 0, set(draft.constants)
+    while changed := _fold_once(draft, plain):
+        # A sum may follow a product.
+        folded += changed
+    return folded
+
+
+def _fold_once(draft: Draft, plain: set[int]) -> int:
+    fixed, producers, users, outputs = draft.fixed_values(), draft.producers(), draft.users(), set(draft.output_values())
+    mapping: dict[int, int] = {}
+    for node in draft.nodes:
+        if node.target not in ("aten::mul.Tensor", "aten::add.Tensor") or (node.kind == "aten::add" and node.argument("alpha") != 1):
+            continue
+        one, other = node.tensor("self"), node.tensor("other")
+        for made, constant in ((one, other), (other, one)):
+            before = producers.get(made) if made is not None else None
+            if made is None or constant not in fixed or before is None or made in outputs or users[made] != [node]:
+                continue
+            product = _product(before, draft, fixed, plain)
+            if product is not None and made not in mapping.values() and _of_features(draft, node, made, constant, product):
+                plain.add(_write(draft, before, product, node.kind, constant))
+                mapping[node.outputs[0]] = made
+    draft.substitute(mapping)
+    draft.remove_dead()
+    return len(mapping)
+
+
+def _product(node: Node, draft: Draft, fixed: set[int], plain: set[int]) -> _Product | None:
+    found: _Product | None = None
+    if node.target == "aten::linear.default":
+        weight = node.tensor("weight")
+        # One that is computed otherwise than here may be of numbers of few bits, which a loop reads as they are.
+        if weight in plain:
+            found = _Product(weight, node.tensor("bias"), 0, len(draft.specs[node.outputs[0]].shape) - 1)
+    elif (convolution := read_convolution(node)) is not None and not (convolution.transposed and convolution.groups > 1):
+        batched = len(draft.specs[convolution.source].shape) == len(draft.specs[convolution.weight].shape)
+        found = _Product(convolution.weight, convolution.bias, int(convolution.transposed), int(batched))
+    if found is None or found.weight not in fixed or not (found.bias is None or found.bias in fixed):
+        return None
+    return found
+
+
+def _of_features(draft: Draft, node: Node, made: int, constant: int, product: _Product) -> bool:
+    """Whether the constant has one number for each feature, and nothing else of the result changes."""
+    result, given, spec = draft.specs[node.outputs[0]], draft.specs[made], draft.specs[constant]
+    behind = len(result.shape) - product.in_result
+    shape = (1,) * (behind - len(spec.shape)) + spec.shape
+    wanted = (1,) * (len(shape) - behind) + (given.shape[product.in_result],) + (1,) * (behind - 1)
+    alike = result.shape == given.shape and result.dtype == given.dtype == spec.dtype == draft.specs[product.weight].dtype
+    return alike and spec.dtype in _DTYPES and shape == wanted
+
+
+def _write(draft: Draft, node: Node, product: _Product, kind: str, constant: int) -> int:
+    """Give ``node`` its new weight and bias; returns the weight."""
+
+    def emit(op: object, *args: object) -> Ref:
+        value = draft.fresh()
+        draft.prologue.append(Node(op, args, {}, (value,), f"{node.name}_folded", node.source))  # type: ignore[arg-type]
+        return Ref(value)
+
+    flat = emit(aten.reshape.default, Ref(constant), [-1])
+    weight, bias = Ref(product.weight), None if product.bias is None else Ref(product.bias)
+    if kind == "aten::mul":
+        dimensions = len(draft.specs[product.weight].shape)
+        column = emit(aten.reshape.default, flat, [-1 if place == product.in_weight else 1 for place in range(dimensions)])
+        draft.specs[(scaled := emit(aten.mul.Tensor, weight, column)).value] = draft.specs[product.weight]
+        weight, bias = scaled, None if bias is None else emit(aten.mul.Tensor, bias, flat)
+    else:
+        bias = flat if bias is None else emit(aten.add.Tensor, bias, flat)
+    node.args = (node.args[0], weight, bias, *node.args[3:])
+    node.kwargs = {name: item for name, item in node.kwargs.items() if name not in ("weight", "bias")}
+    return weight.value
