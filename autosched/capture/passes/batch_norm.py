@@ -65,7 +65,7 @@ def _linear(norm: Node, alone: Mapping[int, Node], draft: Draft) -> tuple[Node, 
             return None
         node = alone.get(given)
     found = read_linear(node) if node is not None and node.target == "aten::linear.default" else None
-    # A weight that is computed may be of numbers of few bits, which a loop reads as they are; one of one dimension makes a number of each row.
+    # A weight that is computed may be of numbers of few bits, read by a loop as they are. One of one dimension makes a number of each row.
     if node is None or found is None or found.weight not in draft.constants or len(draft.specs[found.weight].shape) != 2:
         return None
     return node, found
