@@ -38,7 +38,8 @@ def fold_batch_norm(draft: Draft) -> int:
         before = _convolution(alone.get(source), draft) or _linear(norm, alone, draft)
         if before is None or not _all_fixed(before[1], statistics, fixed):
             continue
-        _write_folded(draft, *before, norm, statistics)
+        node, layer = before
+        _write_folded(draft, node, layer, norm, statistics)
         mapping[norm.outputs[0]] = source
     draft.substitute(mapping)
     draft.remove_dead()
