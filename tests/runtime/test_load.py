@@ -20,7 +20,7 @@ from autosched.core.graph import Operator, OpGraph
 from autosched.core.program import Program
 from autosched.core.schedule import sequential
 from autosched.export.bundle import encode_bundle, make_bundle
-from autosched.runtime import binding
+from autosched.runtime import binding, runners
 from autosched.runtime.binding import Binder
 from autosched.runtime.bundle.format import Bundle
 from autosched.runtime.load import FallbackWarning, LoadedModel, load
@@ -223,6 +223,8 @@ def test_more_threads_than_cores_are_never_asked_for(model: TwoBranches, monkeyp
     data = encode_bundle(dataclasses.replace(bundle, schedule=dataclasses.replace(bundle.schedule, width=width)))
     monkeypatch.setattr(binding, "openmp_binding", lambda: bound)
     monkeypatch.setattr(binding, "usable_cores", lambda: 3)
+    monkeypatch.setattr(runners, "cores_of_thread", lambda: 3)
+    monkeypatch.setattr(runners, "_cores", runners._Cores())
     assert_like_the_model(load(data, model, strict=True), model)
     monkeypatch.setattr(binding, "usable_cores", lambda: 2)
     why = f", for OpenMP binds threads to cores ({bound}): unset that" if bound else ""

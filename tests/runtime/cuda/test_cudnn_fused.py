@@ -39,7 +39,7 @@ class Net(nn.Module):
         torch.manual_seed(0)
         self.a, self.b, self.bare = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1, bias=False)
         self.grouped, self.strided = nn.Conv2d(4, 8, (3, 1), groups=2, padding=(1, 0)), nn.Conv2d(4, 4, 3, stride=2, dilation=2)
-        self.named, self.back = nn.Conv2d(4, 4, 3, padding="same"), nn.ConvTranspose2d(4, 4, 3, padding=1)
+        self.named, self.back = nn.Conv2d(4, 4, 4, padding="same"), nn.ConvTranspose2d(4, 4, 3, padding=1)
         self.line, self.cube = nn.Conv1d(4, 4, 3), nn.Conv3d(4, 4, 3, padding=1)
         self.body = body
 
@@ -100,7 +100,7 @@ UNMATCHED: dict[str, Body] = {
     "number added": lambda m, x: torch.relu(m.a(x) + 2.0),
     "factor on the convolution": lambda m, x: torch.relu(torch.add(x, m.a(x), alpha=0.5)),
     "relu of another": lambda m, x: m.a(x) * torch.relu(x),
-    "padding by name": lambda m, x: torch.relu(m.named(x)),
+    "more padding on one side": lambda m, x: torch.relu(m.named(x)),
     "transposed": lambda m, x: torch.relu(m.back(x)),
     "one dimension": lambda m, x: torch.relu(m.line(x[..., 0])),
     "three dimensions": lambda m, x: torch.relu(m.cube(x[:, :, None])),
