@@ -174,6 +174,15 @@ class Draft:
         """Owners of memory that leaves the model, whole or as a view; of an observed draft."""
         return {self.storage[value] for value in self.output_values()}
 
+    def written(self) -> set[int]:
+        """Owners of memory that calls of the body change in place; of an observed draft."""
+        return {self.storage[value] for node in self.nodes for value in node.mutates()}
+
+    def made_for_one(self) -> dict[int, Node]:
+        """Value id -> the body call that makes it, of those that one call reads and that do not leave the model."""
+        users, outputs = self.users(), set(self.output_values())
+        return {value: node for value, node in self.producers().items() if value not in outputs and len(users.get(value, ())) == 1}
+
     def users(self) -> dict[int, list[Node]]:
         """Value id -> the body calls that read it, in order."""
         found: dict[int, list[Node]] = {}

@@ -10,11 +10,11 @@ from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.convolution import Convolution, read_convolution
 from autosched.capture.passes.identities import same_layout
 from autosched.capture.passes.linear import Linear, read_linear
+from autosched.capture.passes.views import RESHAPES
 from autosched.core.program import Ref
 
 aten = torch.ops.aten
 _EXPORTED = "aten::_native_batch_norm_legit_no_training"
-_RESHAPES = ("aten::view.default", "aten::_unsafe_view.default", "aten::reshape.default")
 
 
 def fold_batch_norm(draft: Draft) -> int:
@@ -25,10 +25,7 @@ def fold_batch_norm(draft: Draft) -> int:
 
     *Source:* Ioffe, Szegedy, "Batch normalization", ICML 2015, section 3.1 (inference).
     """
-    fixed = draft.fixed_values()
-    producers, users, outputs = draft.producers(), draft.users(), set(draft.output_values())
-    # What is made for a batch norm alone.
-    alone = {value: node for value, node in producers.items() if value not in outputs and len(users.get(value, ())) == 1}
+    fixed, alone = draft.fixed_values(), draft.made_for_one()
     mapping: dict[int, int] = {}
     for norm in draft.nodes:
         source = norm.tensor("input") if norm.kind == _EXPORTED else None
@@ -60,7 +57,7 @@ def _linear(norm: Node, alone: Mapping[int, Node], draft: Draft) -> tuple[Node, 
     if source is None or len(draft.specs[source].shape) != 2 or not same_layout(draft.specs[source], draft.specs[norm.outputs[0]]):
         return None
     node = alone.get(source)
-    while node is not None and node.target in _RESHAPES:
+    while node is not None and node.target in RESHAPES:
         given = node.tensor("self")
         if given is None or draft.specs[given].shape[-1:] != draft.specs[source].shape[-1:]:
             return None

@@ -37,15 +37,15 @@ def fold_channel_scales(draft: Draft) -> int:
 
 
 def _fold_once(draft: Draft, plain: set[int]) -> int:
-    fixed, producers, users, outputs = draft.fixed_values(), draft.producers(), draft.users(), set(draft.output_values())
+    fixed, alone = draft.fixed_values(), draft.made_for_one()
     mapping: dict[int, int] = {}
     for node in draft.nodes:
         if node.target not in ("aten::mul.Tensor", "aten::add.Tensor") or (node.kind == "aten::add" and node.argument("alpha") != 1):
             continue
         one, other = node.tensor("self"), node.tensor("other")
         for made, constant in ((one, other), (other, one)):
-            before = producers.get(made) if made is not None else None
-            if made is None or constant not in fixed or before is None or made in outputs or users[made] != [node]:
+            before = alone.get(made) if made is not None else None
+            if made is None or constant not in fixed or before is None:
                 continue
             product = _product(before, draft, fixed, plain)
             if product is not None and made not in mapping.values() and _of_features(draft, node, made, constant, product):

@@ -85,7 +85,7 @@ class _Walk:
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
-        self._written = {draft.storage[value] for node in draft.nodes for value in node.mutates()}
+        self._written = draft.written()
         self._last: dict[int, int] = {}
         self._row: dict[int, int] = {}
         self.conversions = 0

@@ -11,7 +11,7 @@ def eliminate_common_calls(draft: Draft) -> int:
     Calls on memory that the model changes stay, and so do two equal results that both leave the model, whole or as views.
     """
     outputs, leaving = set(draft.output_values()), draft.leaving()
-    written = {draft.storage[value] for node in draft.nodes for value in node.mutates()}
+    written = draft.written()
 
     def both_leave(a: int, b: int) -> bool:
         if draft.storage[a] == draft.storage[b]:

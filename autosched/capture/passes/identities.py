@@ -45,7 +45,7 @@ def drop_unchanged(draft: Draft, given_back: Callable[[Node], int | None]) -> in
         given_back: the value whose numbers a call gives back, or ``None`` if it computes something.
     """
     leaving = draft.leaving()
-    written = {draft.storage[value] for node in draft.nodes for value in node.mutates()}
+    written = draft.written()
     mapping: dict[int, int] = {}
     for node in draft.nodes:
         if len(node.outputs) != 1 or node.outputs[0] < 0 or node.mutates():

@@ -20,8 +20,7 @@ _BY_NUMBERS = ("aten::conv1d.default", "aten::conv2d.default", "aten::conv3d.def
 
 def hand_on_padding(draft: Draft) -> int:
     """``padding="same"``, and zeros put around what a convolution alone reads, as numbers of it; as many on both sides, else they stay."""
-    producers, users, outputs = draft.producers(), draft.users(), set(draft.output_values())
-    written = {draft.storage[value] for node in draft.nodes for value in node.mutates()}
+    alone, written = draft.made_for_one(), draft.written()
     changed = 0
     for node in draft.nodes:
         named = node.target in _BY_NAME
@@ -29,10 +28,8 @@ def hand_on_padding(draft: Draft) -> int:
         if padding is None:
             continue
         source = node.args[0]
-        before = producers.get(source.value) if isinstance(source, Ref) else None
-        more = None
-        if isinstance(source, Ref) and before is not None and source.value not in outputs and users[source.value] == [node]:
-            more = _zeros(before, len(padding))
+        before = alone.get(source.value) if isinstance(source, Ref) else None
+        more = None if before is None else _zeros(before, len(padding))
         if before is not None and more is not None and draft.storage[before.reads()[0]] not in written:
             source, padding = before.args[0], [one + other for one, other in zip(padding, more, strict=True)]
         elif not named:

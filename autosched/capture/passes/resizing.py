@@ -41,14 +41,12 @@ def mix_before_resizing(draft: Draft) -> int:
     itself: in whichever order, the sums are the same but for rounding. Only where it saves more than it takes. Returns the number of
     convolutions.
     """
-    fixed = draft.fixed_values()
-    producers, users, outputs = draft.producers(), draft.users(), set(draft.output_values())
-    alone = {value: node for value, node in producers.items() if value not in outputs and len(users.get(value, ())) == 1}
+    fixed, alone, written = draft.fixed_values(), draft.made_for_one(), draft.written()
     nodes: list[Node] = []
     found = 0
     for node in draft.nodes:
         convolution = read_convolution(node)
-        parts = [] if convolution is None or not _of_one_pixel(convolution, draft, fixed) else _parts(convolution, alone, draft)
+        parts = [] if convolution is None or not _of_one_pixel(convolution, draft, fixed) else _parts(convolution, alone, written, draft)
         if convolution is None or not _worth_it(parts, node, draft):
             nodes.append(node)
             continue
@@ -66,7 +64,7 @@ def _of_one_pixel(convolution: Convolution, draft: Draft, fixed: set[int]) -> bo
     return plain and batched and math.prod(shape[2:]) == 1 and convolution.weight in fixed
 
 
-def _parts(convolution: Convolution, alone: Mapping[int, Node], draft: Draft) -> list[_Part]:
+def _parts(convolution: Convolution, alone: Mapping[int, Node], written: set[int], draft: Draft) -> list[_Part]:
     """Of what the convolution reads, in order; none if that cannot be told."""
     rank = len(draft.specs[convolution.source].shape)
     joined = alone.get(convolution.source)
@@ -74,7 +72,6 @@ def _parts(convolution: Convolution, alone: Mapping[int, Node], draft: Draft) ->
     if joined is not None and joined.target == "aten::cat.default" and joined.argument("dim") in (1, 1 - rank):
         given = joined.argument("tensors")
         values = [item.value for item in given if isinstance(item, Ref)] if isinstance(given, list) else []
-    written = {draft.storage[value] for node in draft.nodes for value in node.mutates()}
     parts: list[_Part] = []
     for value in values:
         if len(draft.specs[value].shape) != rank:

@@ -9,12 +9,12 @@ import torch
 
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.spelling import Spelling
+from autosched.capture.passes.views import RESHAPES
 from autosched.core.own_attention import fit_own_kernel
 from autosched.core.program import Ref
 
 aten = torch.ops.aten
 _PRODUCTS = ("aten::matmul.default", "aten::bmm.default")
-_VIEWS = ("aten::view.default", "aten::_unsafe_view.default", "aten::reshape.default")
 
 
 def join_attention(draft: Draft) -> int:
@@ -130,7 +130,7 @@ class _Finder:
             return None if below is None or below.added or below.hidden is not None else replace(below, scale=below.scale * factor)
         if node.target == "aten::mul.Tensor":
             return self._by_heads(node, value)
-        if node.target in _VIEWS:
+        if node.target in RESHAPES:
             source = node.tensor("self")
             # Batches may be parted, as for windows of pictures, and heads joined with them.
             alike = source is not None and self.draft.specs[source].shape[-2:] == self.draft.specs[value].shape[-2:]

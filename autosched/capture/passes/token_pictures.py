@@ -6,11 +6,10 @@ import torch
 
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.channels_last import in_channels_last_order
-from autosched.capture.passes.views import depends_on_strides, loosen_views
+from autosched.capture.passes.views import RESHAPES, depends_on_strides, loosen_views
 from autosched.core.program import Ref
 
 aten = torch.ops.aten
-_RESHAPES = ("aten::view.default", "aten::_unsafe_view.default", "aten::reshape.default")
 
 
 def order_token_pictures(draft: Draft) -> int:
@@ -44,7 +43,7 @@ def order_token_pictures(draft: Draft) -> int:
 
 def _tokens(node: Node, draft: Draft, producers: dict[int, Node]) -> int | None:
     """The rows of tokens that ``node`` views as one picture, if PyTorch does not take that for channels last."""
-    source = node.tensor("self") if node.target in _RESHAPES else None
+    source = node.tensor("self") if node.target in RESHAPES else None
     before = producers.get(source) if source is not None else None
     if source is None or before is None or not _turns(before, draft):
         return None

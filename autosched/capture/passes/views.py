@@ -10,6 +10,8 @@ from autosched.capture.traffic import is_view
 from autosched.core.custom_operators import is_custom
 from autosched.core.program import Ref
 
+# The same numbers in another shape, a view where that can be.
+RESHAPES = ("aten::view.default", "aten::_unsafe_view.default", "aten::reshape.default")
 # These look at strides: they compute something else where the tensors before them are laid out in another way.
 _STRIDE_SENSITIVE = frozenset({"aten::as_strided", "aten::view_as_complex", "aten::_reshape_alias"})
 
