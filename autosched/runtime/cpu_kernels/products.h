@@ -31,6 +31,7 @@ constexpr int64_t kCachedWeights = (512 * 1024) / sizeof(float);
 
 // The weights that are multiplied with next come from memory while the first so many groups of rows are computed, an even part with each.
 constexpr int64_t kMostTimesAhead = 8;
+constexpr int64_t kFewRows = 2;  // take no longer than their weights do as they come: to fetch those ahead takes time, and saves none
 constexpr int64_t kLine = 64;  // bytes that come at once
 
 // Rows of numbers that lie ``apart``, and of results ``features`` apart; ``more``: the sums are added to what is there. ``turned``: it is the
@@ -75,14 +76,22 @@ void block_rows(const Rows& rows, int64_t first, const float* weights, int64_t c
   const float* const numbers = rows.numbers + (Turned ? first : first * rows.apart);
   const int64_t apart = rows.apart;
   Vector sums[Count][Vectors] = {};
-  for (int64_t channel = 0; channel < channels; ++channel) {
-    if (step > 0) __builtin_prefetch(ahead + channel * step, 0, 2);
-    if (step > kLine) __builtin_prefetch(ahead + channel * step + kLine, 0, 2);
+  const auto add = [&](int64_t channel) {
     Vector weight[Vectors];
     for (int place = 0; place < Vectors; ++place) weight[place] = load<Vector>(weights + (channel * Vectors + place) * kLanes);
     for (int row = 0; row < Count; ++row) {
       const float number = Turned ? numbers[channel * apart + row] : numbers[row * apart + channel];
       for (int place = 0; place < Vectors; ++place) sums[row][place] = multiply_add(weight[place], spread(number), sums[row][place]);
+    }
+  };
+  // Two loops: where nothing is fetched, to ask for every channel takes as long as a row of its products.
+  if (step == 0) {
+    for (int64_t channel = 0; channel < channels; ++channel) add(channel);
+  } else {
+    for (int64_t channel = 0; channel < channels; ++channel) {
+      __builtin_prefetch(ahead + channel * step, 0, 2);
+      if (step > kLine) __builtin_prefetch(ahead + channel * step + kLine, 0, 2);
+      add(channel);
     }
   }
   // Most sums are finished here, of two questions less for each than the others.
@@ -126,7 +135,8 @@ void block(int64_t count, const Rows& rows, const float* weights, int64_t channe
   const int64_t times = (count + most - 1) / most;
   // Bytes of weights that are fetched with each channel; lines of a cache come whole.
   constexpr int64_t kBytes = Vectors * kLanes * sizeof(float);
-  const int64_t fetching = rows.next == nullptr ? 0 : std::min(times, kMostTimesAhead), step = fetching == 0 ? 0 : (kBytes + fetching - 1) / fetching;
+  const int64_t fetching = rows.next == nullptr || count <= kFewRows ? 0 : std::min(times, kMostTimesAhead);
+  const int64_t step = fetching == 0 ? 0 : (kBytes + fetching - 1) / fetching;
   for (int64_t time = 0, first = 0; time < times; ++time) {
     const int64_t next = count * (time + 1) / times;
     const char* const ahead = reinterpret_cast<const char*>(rows.next) + time * channels * step;
