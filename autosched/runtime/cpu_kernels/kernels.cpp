@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "chain.h"
 #include "each_channel.h"
+#include "pooling.h"
 #include "recurrent.h"
 #include "summed.h"
 #include "winograd.h"
@@ -93,6 +94,11 @@ __attribute__((visibility("default"))) void autosched_scaled_bias_residual(
 __attribute__((visibility("default"))) void autosched_chain(const float* picture, float* made, const float* weights, const int64_t* numbers) {
   const auto geometry = read<Chained>(numbers);
   Chain(geometry, picture, made, weights).run();
+}
+
+__attribute__((visibility("default"))) void autosched_pooling(const float* picture, float* made, const int64_t* numbers) {
+  const auto geometry = read<Pooled>(numbers);
+  geometry.mean != 0 ? Pool<true>(geometry, picture, made).run() : Pool<false>(geometry, picture, made).run();
 }
 
 __attribute__((visibility("default"))) void autosched_gru(
