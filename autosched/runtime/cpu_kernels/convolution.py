@@ -223,6 +223,7 @@ def _one_behind_the_other(graph: OpGraph, slot: int, count: int) -> bool:
 
 
 def pair_of(argument: Argument) -> Pair | None:
+    """The numbers for rows and columns, not below zero: two, or one for both."""
     items = argument.items if isinstance(argument, Many) else (argument,)
     numbers = [item for item in items if isinstance(item, int) and not isinstance(item, bool) and item >= 0]
     return (numbers[0], numbers[-1]) if len(numbers) == len(items) and len(numbers) in (1, 2) else None

@@ -12,13 +12,14 @@ from autosched.core.graph import Operator, OpGraph
 from autosched.core.program import Argument, Call, Many, Ref
 from autosched.runtime.cpu_kernels.convolution import Pair, is_channels_last, pair_of, strides_of
 
-_MEAN = "aten::avg_pool2d.default"
+_MEAN, _MEAN_OF_ALL = "aten::avg_pool2d.default", "aten::mean.dim"
 _LARGEST = ("source", "size", "stride", "padding", "dilation", "ceil_mode")
 _ARGUMENTS = {
     "aten::max_pool2d.default": _LARGEST,
     "aten::max_pool2d_with_indices.default": _LARGEST,
     _MEAN: ("source", "size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"),
     "aten::adaptive_avg_pool2d.default": ("source", "output_size"),
+    _MEAN_OF_ALL: ("source", "dim", "keepdim", "dtype"),
 }
 
 
@@ -65,17 +66,24 @@ def read_pooling(call: Call, graph: OpGraph) -> Pooling | None:
     if not isinstance(source, Ref) or source.value < 0:
         return None
     picture, made = graph.values[source.value].spec, graph.values[call.outputs[0]].spec
-    if len(picture.shape) != 4 or picture.dtype != "float32" or made.dtype != "float32" or not is_channels_last(made):
+    if len(picture.shape) != 4 or picture.dtype != "float32" or made.dtype != "float32" or picture.shape[:2] != made.shape[:2]:
         return None
     if len(picture.strides) != 4 or min(picture.strides) < 0 or min(picture.shape) < 1 or strides_of(picture)[1] != 1:
         return None
-    if picture.shape[:2] != made.shape[:2]:
-        return None
-    if "output_size" in given:
-        # What several results share is of several sizes: only one is as simple as others.
+    if made.shape[2:] in ((1, 1), ()) and _is_mean_of_all(call.target, given):
         whole = (picture.shape[2], picture.shape[3])
-        return Pooling(source.value, call.outputs[0], whole, whole, (0, 0), mean=True) if made.shape[2:] == (1, 1) else None
-    return _around(given, source.value, call.outputs[0], mean=call.target == _MEAN)
+        dense = is_channels_last(made) or made.strides == (made.shape[1], 1)
+        return Pooling(source.value, call.outputs[0], whole, whole, (0, 0), mean=True) if dense else None
+    return _around(given, source.value, call.outputs[0], mean=call.target == _MEAN) if "size" in given and is_channels_last(made) else None
+
+
+def _is_mean_of_all(target: str, given: Mapping[str, Argument]) -> bool:
+    """Whether one result is the mean of all numbers of a channel, given its shape."""
+    if target != _MEAN_OF_ALL:
+        # What several results share is of several sizes.
+        return "output_size" in given
+    dims = given.get("dim")
+    return isinstance(dims, Many) and {item % 4 for item in dims.items if isinstance(item, int)} == {2, 3} and given.get("dtype") is None
 
 
 def _around(given: Mapping[str, Argument], source: int, made: int, *, mean: bool) -> Pooling | None:
@@ -96,5 +104,5 @@ def geometry(pooling: Pooling, graph: OpGraph, width: int) -> torch.Tensor:
     """Numbers in the order of ``Pooled`` in ``pooling.h``, int64."""
     source, made = (graph.values[slot].spec for slot in (pooling.source, pooling.made))
     steps = (*pooling.size, *pooling.stride, *pooling.dilation, *pooling.padding)
-    rest = (*made.shape[2:], int(pooling.mean), pooling.divisor or 0, int(pooling.padded))
+    rest = (*(made.shape[2:] or (1, 1)), int(pooling.mean), pooling.divisor or 0, int(pooling.padded))
     return torch.tensor((width, *source.shape, *strides_of(source), *steps, *rest), dtype=torch.int64, device="cpu")
