@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "chain.h"
 #include "each_channel.h"
+#include "few_queries.h"
 #include "pooling.h"
 #include "recurrent.h"
 #include "summed.h"
@@ -21,6 +22,12 @@ void convolve_scaled(
     const int64_t* numbers) {
   const auto geometry = read<Direct>(numbers);
   Summed(geometry, picture, made, residual, bias, weights, geometry.following.read(), scale).run();
+}
+
+void attend(const float* query, float* made, const float* key, const float* value, const void* mask, const int64_t* numbers) {
+  const auto attention = read<Attention>(numbers);
+  if (attention.queries < kFewQueries) return AskingFew(attention, query, key, value, mask, made).run();
+  Attending(attention, query, key, value, mask, made).run();
 }
 
 }  // namespace
@@ -115,14 +122,12 @@ __attribute__((visibility("default"))) void autosched_lstm(
 
 __attribute__((visibility("default"))) void autosched_attention(
     const float* query, float* made, const float* key, const float* value, const int64_t* numbers) {
-  const auto attention = read<Attention>(numbers);
-  Attending(attention, query, key, value, nullptr, made).run();
+  attend(query, made, key, value, nullptr, numbers);
 }
 
 __attribute__((visibility("default"))) void autosched_attention_masked(
     const float* query, float* made, const float* key, const float* value, const void* mask, const int64_t* numbers) {
-  const auto attention = read<Attention>(numbers);
-  Attending(attention, query, key, value, mask, made).run();
+  attend(query, made, key, value, mask, numbers);
 }
 
 }
