@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# With fewer queries keys are read as they lie, since copying them takes longer than it saves; of more keys the copies would leave the caches.
+# With fewer queries copying keys takes longer than it saves: they are read as they lie. Of more keys the copies would leave the caches.
 _FEW_QUERIES, _MOST_KEYS = 8, 4096
 # The scores of few queries are all kept until their results are there.
 _MOST_KEYS_OF_FEW = 32768
