@@ -56,14 +56,23 @@ class AskingFew {
       for (int64_t each = 0; each < count; ++each) line[each] *= share;
     }
     const float* const values = value + g.value.at(item, shared) + seen.first * g.value.row_stride;
-    for (int64_t row = 0; row < rows; ++row) {
-      float* const to = made + g.made.at(item, first_head + row / g.queries) + row % g.queries * g.made.row_stride;
-      int64_t feature = 0;
-      for (; feature + kVectors * kLanes <= g.features; feature += kVectors * kLanes) {
-        summed_up<kVectors>(scores + row * apart, values + feature, count, kLanes, to + feature);
-      }
-      for (; feature < g.features; feature += kLanes) summed_up<1>(scores + row * apart, values + feature, count, g.features - feature, to + feature);
+    int64_t row = 0;
+    for (; row + 1 < rows; row += 2) results<2>(item, first_head, row, scores + row * apart, apart, values, count);
+    if (row < rows) results<1>(item, first_head, row, scores + row * apart, apart, values, count);
+  }
+
+  // Of ``Rows`` queries, from ``row`` on, whose shares of each key lie ``apart``.
+  template <int Rows>
+  void results(int64_t item, int64_t first_head, int64_t row, const float* shares, int64_t apart, const float* values, int64_t count) const {
+    float* to[Rows];
+    for (int each = 0; each < Rows; ++each) {
+      to[each] = made + g.made.at(item, first_head + (row + each) / g.queries) + (row + each) % g.queries * g.made.row_stride;
     }
+    int64_t feature = 0;
+    for (; feature + kVectors * kLanes <= g.features; feature += kVectors * kLanes) {
+      summed_up<Rows, kVectors>(shares, apart, values, feature, count, to);
+    }
+    for (; feature < g.features; feature += kLanes) summed_up<Rows, 1>(shares, apart, values, feature, count, to);
   }
 
   // The keys that some query of these heads sees lie in between.
@@ -113,19 +122,24 @@ class AskingFew {
   }
 
   // Rows of values, each times its share, from vectors of features or from what there is of one.
-  template <int Vectors>
-  void summed_up(const float* shares, const float* values, int64_t count, int64_t features, float* to) const {
-    Vector sums[Vectors] = {};
+  template <int Rows, int Vectors>
+  void summed_up(const float* shares, int64_t apart, const float* values, int64_t feature, int64_t count, float* const (&to)[Rows]) const {
+    const int64_t features = g.features - feature;
+    Vector sums[Rows][Vectors] = {};
     for (int64_t place = 0; place < count; ++place) {
-      const float* const numbers = values + place * g.value.row_stride;
+      const float* const numbers = values + place * g.value.row_stride + feature;
 #pragma GCC unroll 4
       for (int vector = 0; vector < Vectors; ++vector) {
         const Vector there = Vectors > 1 ? load<Vector>(numbers + vector * kLanes) : load_some(numbers, features);
-        sums[vector] = multiply_add(there, spread(shares[place]), sums[vector]);
+#pragma GCC unroll 2
+        for (int row = 0; row < Rows; ++row) sums[row][vector] = multiply_add(there, spread(shares[row * apart + place]), sums[row][vector]);
       }
     }
-    for (int vector = 0; vector < Vectors; ++vector) {
-      Vectors > 1 ? store(to + vector * kLanes, sums[vector]) : store_some(to, sums[vector], features);
+    for (int row = 0; row < Rows; ++row) {
+      for (int vector = 0; vector < Vectors; ++vector) {
+        float* const there = to[row] + feature + vector * kLanes;
+        Vectors > 1 ? store(there, sums[row][vector]) : store_some(there, sums[row][vector], features);
+      }
     }
   }
 
