@@ -27,6 +27,7 @@ from autosched.capture.passes.instance_norm import spell_instance_norms
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.padding import hand_on_padding
 from autosched.capture.passes.pointwise import fuse_pointwise
+from autosched.capture.passes.rearranging import join_rearrangements
 from autosched.capture.passes.resizing import mix_before_resizing
 from autosched.capture.passes.slow_activations import spell_slow_activations
 from autosched.capture.passes.spelled_attention import join_attention
@@ -84,6 +85,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("channels_last", prefer_channels_last, changes_values=True, only_on="cuda"),
     Pass("cpu_rows", spell_row_products, changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),
     Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
+    # When convolutions are channels last.
+    Pass("join_rearrangements", join_rearrangements, changes_values=True, only_on="cpu"),
     Pass("cpu_linear", partial(pack_cpu_linears, rows=False), changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),
     Pass("cpu_linear", pack_cpu_linears, changes_values=True, only_on="cpu", lowerings=(Lowering.REWRITTEN,)),
     Pass("instance_norm", spell_instance_norms, changes_values=True, only_on="cpu"),
