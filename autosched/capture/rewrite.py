@@ -26,6 +26,7 @@ from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.instance_norm import spell_instance_norms
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.padding import hand_on_padding
+from autosched.capture.passes.parallel_convolutions import join_parallel_convolutions
 from autosched.capture.passes.pointwise import fuse_pointwise
 from autosched.capture.passes.resizing import mix_before_resizing
 from autosched.capture.passes.slow_activations import spell_slow_activations
@@ -79,6 +80,10 @@ PASSES: tuple[Pass, ...] = (
     Pass("hand_on_padding", hand_on_padding),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
     Pass("fold_channel_scales", fold_channel_scales, changes_values=True),
+    Pass("join_parallel_convolutions", join_parallel_convolutions, changes_values=True),
+    # What scales a sum of convolutions, and what is added to that.
+    Pass("fold_channel_scales", fold_channel_scales, changes_values=True),
+    Pass("join_parallel_convolutions", join_parallel_convolutions, changes_values=True),
     Pass("mix_before_resizing", mix_before_resizing, changes_values=True),
     Pass("whole_batch_norms", whole_batch_norms, only_on="cuda"),
     Pass("channels_last", prefer_channels_last, changes_values=True, only_on="cuda"),

@@ -18,6 +18,7 @@ from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.instance_norm import spell_instance_norms
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.padding import hand_on_padding
+from autosched.capture.passes.parallel_convolutions import join_parallel_convolutions
 from autosched.core.program import Ref
 from autosched.core.variants import Lowering
 from autosched.runtime.kernels import bind
@@ -350,6 +351,100 @@ def test_other_products_and_sums_stay():
 
     check(Apply(twice, conv=conv), (x,), fold_channel_scales, expected=0)
     check(Apply(lambda m, x, c: m.conv(x) * c, conv=conv), (x, torch.randn(6, 1, 1)), fold_channel_scales, expected=0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_number_for_all_features_folds_into_a_convolution_alone(bias):
+    model = Apply(lambda m, x: m.layer(x) * 0.5 + 0, layer=nn.Conv2d(4, 6, 3, bias=bias))
+    draft = check(model, (torch.randn(2, 4, 8, 9),), fold_channel_scales, expected=2)
+    assert kinds(draft) == ["conv2d"]
+    check(Apply(lambda m, x: m.layer(x) * 0.5, layer=nn.Linear(4, 6)), (torch.randn(2, 4),), fold_channel_scales, expected=0)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_branches_of_a_layer_become_one_convolution(dimensions, groups):
+    kind, norm = getattr(nn, f"Conv{dimensions}d"), getattr(nn, f"BatchNorm{dimensions}d")
+    layers = {
+        "large": kind(4, 4, 3, padding=2, dilation=2, groups=groups), "small": kind(4, 4, 1, groups=groups, bias=False),
+        "norm": lively(norm(4)), "other": lively(norm(4)),
+    }  # fmt: skip
+
+    def branches(m, x):
+        y = x.sin()
+        return y - (m.other(y) - (m.small(y) + m.large(y) + m.norm(y))), y
+
+    draft = check(Apply(branches, **layers), (torch.randn(2, 4, *[9, 8, 7][:dimensions]),), join_parallel_convolutions, 4, 1e-4)
+    assert kinds(draft) == ["sin", f"conv{dimensions}d"]
+
+
+def test_a_kernel_lies_anywhere_within_the_other_and_strides_are_alike():
+    layers = {"large": nn.Conv2d(4, 6, 5, 2, padding=(2, 1)), "small": nn.Conv2d(4, 6, (1, 3), 2)}
+    draft = check(Apply(lambda m, x: m.small(x) - m.large(x), **layers), (torch.randn(1, 4, 9, 11),), join_parallel_convolutions, 1)
+    assert kinds(draft) == ["conv2d"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "size"),
+    [
+        (nn.Conv2d(4, 4, (1, 3), padding=(0, 1)), nn.Conv2d(4, 4, (3, 1), padding=(1, 0)), 8),
+        (nn.Conv2d(4, 4, 3, padding=2, dilation=2), nn.Conv2d(4, 4, 3, padding=1), 8),
+        (nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1, groups=4), 8),
+        (nn.Conv2d(4, 4, 3, padding=1, stride=2), nn.Identity(), 1),
+        (nn.Conv2d(4, 4, 4), nn.Conv2d(4, 4, 2, stride=2, padding=1), 8),
+        (nn.ConvTranspose2d(4, 4, 3, padding=1), nn.ConvTranspose2d(4, 4, 3, padding=1), 8),
+        (nn.Conv2d(4, 1, 1), nn.Identity(), 8),
+        (nn.Conv2d(4, 4, 2, padding=1, dilation=2), nn.Conv2d(4, 4, 1), 8),
+    ],
+)
+def test_branches_that_no_call_computes_at_once_stay(one, other, size):
+    check(Apply(lambda m, x: m.one(x) + m.other(x), one=one, other=other), (torch.randn(1, 4, size, size),), join_parallel_convolutions, 0)
+
+
+def test_branches_that_are_read_twice_or_late_stay():
+    layers = {"one": nn.Conv2d(4, 4, 3, padding=1), "other": nn.Conv2d(4, 4, 1)}
+
+    def twice(m, x):
+        made = m.one(x)
+        return made + m.other(x), made
+
+    def weighted(m, x):
+        return torch.add(m.one(x), m.other(x), alpha=2)
+
+    def of_another(m, x):
+        return m.one(x) + m.other(x.sin())
+
+    def doubled(m, x):
+        made = m.one(x)
+        return made + made
+
+    def changed(m, x):
+        y = x.sin()
+        made = m.one(y)
+        y.mul_(2)
+        return made + m.other(y)
+
+    for call in (twice, weighted, of_another, doubled, changed):
+        check(Apply(call, **layers), (torch.randn(1, 4, 6, 6),), join_parallel_convolutions, 0)
+
+
+def test_a_block_with_branches_is_one_packed_convolution():
+    """As FastViT's mixer of tokens is trained."""
+    layers = {
+        "conv": nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), "pixel": nn.Conv2d(8, 8, 1, groups=8, bias=False),
+        **{name: lively_norm(8) for name in ("first", "second", "third", "fourth")},
+    }  # fmt: skip
+
+    def block(m, x):
+        mixed = m.second(m.pixel(x)) + m.third(x) + 0 + m.first(m.conv(x))
+        return nn.functional.relu(x + (mixed - m.fourth(x)) * m.first.weight[:, None, None])
+
+    model, x = Apply(block, **layers).eval(), torch.randn(2, 8, 9, 7)
+    captured = capture(model, (x,))
+    assert [call.target for operator in captured.program.graph for call in operator.calls][:1] == ["mkldnn::_convolution_pointwise.default"]
+    assert len(captured.program.graph) == 1
+    with torch.no_grad():
+        torch.testing.assert_close(bind(captured.program, captured.constants).run([x])[0], model(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("dimensions", "affine"), [(1, False), (2, True), (3, False)])

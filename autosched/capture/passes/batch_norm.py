@@ -28,15 +28,13 @@ def fold_batch_norm(draft: Draft) -> int:
     fixed, alone = draft.fixed_values(), draft.made_for_one()
     mapping: dict[int, int] = {}
     for norm in draft.nodes:
-        source = norm.tensor("input") if norm.kind == _EXPORTED else None
-        if source is None or any(value >= 0 for value in norm.outputs[1:]):
+        source = norm.tensor("input") if is_fixed_norm(norm, fixed) else None
+        if source is None:
             continue
-        statistics = [norm.tensor(name) for name in ("weight", "bias", "running_mean", "running_var")]
         before = _convolution(alone.get(source), draft) or _linear(norm, alone, draft)
-        if before is None or not _all_fixed(before[1], statistics, fixed):
+        if before is None or not all(value in fixed for value in (before[1].weight, before[1].bias) if value is not None):
             continue
-        node, layer = before
-        _write_folded(draft, node, layer, norm, statistics)
+        fold_into(*before, norm, draft)
         mapping[norm.outputs[0]] = source
     draft.substitute(mapping)
     draft.remove_dead()
@@ -89,13 +87,21 @@ def whole_batch_norms(draft: Draft) -> int:
     return replaced
 
 
-def _all_fixed(layer: Convolution | Linear, statistics: list[int | None], fixed: set[int]) -> bool:
-    needed = [layer.weight, *(value for value in (layer.bias, *statistics) if value is not None)]
-    return statistics[2] is not None and statistics[3] is not None and all(value in fixed for value in needed)
+def is_fixed_norm(node: Node, fixed: set[int]) -> bool:
+    """Whether it is a batch norm whose statistics are the same in every run."""
+    if node.kind != _EXPORTED or any(value >= 0 for value in node.outputs[1:]):
+        return False
+    scale, shift, mean, variance = _statistics(node)
+    return mean in fixed and variance in fixed and all(value in fixed for value in (scale, shift) if value is not None)
 
 
-def _write_folded(draft: Draft, node: Node, layer: Convolution | Linear, norm: Node, statistics: list[int | None]) -> None:
-    gamma, beta, mean, variance = statistics
+def _statistics(norm: Node) -> list[int | None]:
+    return [norm.tensor(name) for name in ("weight", "bias", "running_mean", "running_var")]
+
+
+def fold_into(node: Node, layer: Convolution | Linear, norm: Node, draft: Draft) -> None:
+    """Give ``node``, which is ``layer``, the weight and bias that make ``norm`` of its result needless."""
+    gamma, beta, mean, variance = _statistics(norm)
     assert mean is not None
     assert variance is not None
     spec = draft.specs[layer.weight]
