@@ -81,9 +81,6 @@ PASSES: tuple[Pass, ...] = (
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
     Pass("fold_channel_scales", fold_channel_scales, changes_values=True),
     Pass("join_parallel_convolutions", join_parallel_convolutions, changes_values=True),
-    # What scales a sum of convolutions, and what is added to that.
-    Pass("fold_channel_scales", fold_channel_scales, changes_values=True),
-    Pass("join_parallel_convolutions", join_parallel_convolutions, changes_values=True),
     Pass("mix_before_resizing", mix_before_resizing, changes_values=True),
     Pass("whole_batch_norms", whole_batch_norms, only_on="cuda"),
     Pass("channels_last", prefer_channels_last, changes_values=True, only_on="cuda"),

@@ -12,6 +12,7 @@ import torch
 
 from autosched.capture.draft import Draft, Node, contiguous_strides
 from autosched.capture.passes.batch_norm import fold_into, is_fixed_norm
+from autosched.capture.passes.channel_scales import fold_channel_scales
 from autosched.capture.passes.convolution import Convolution, read_convolution
 from autosched.core.graph import TensorSpec
 from autosched.core.program import Ref
@@ -38,6 +39,15 @@ def join_parallel_convolutions(draft: Draft) -> int:
 
     *Source:* Ding et al., "RepVGG: Making VGG-style ConvNets Great Again", CVPR 2021, section 3.3.
     """
+    joined = 0
+    while changed := _join_once(draft):
+        joined += changed
+        # What scales a sum stands between it and the next one.
+        fold_channel_scales(draft)
+    return joined
+
+
+def _join_once(draft: Draft) -> int:
     joiner = _Joiner(draft)
     joined = sum(joiner.join(node) for node in draft.nodes)
     draft.remove_dead()
