@@ -354,10 +354,13 @@ def test_other_products_and_sums_stay():
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_one_number_for_all_features_folds_into_a_convolution_alone(bias):
-    model = Apply(lambda m, x: m.layer(x) * 0.5 + 0, layer=nn.Conv2d(4, 6, 3, bias=bias))
-    draft = check(model, (torch.randn(2, 4, 8, 9),), fold_channel_scales, expected=2)
-    assert kinds(draft) == ["conv2d"]
+def test_one_number_for_all_features_folds_where_features_are_pictures(bias):
+    norm = lively_norm(4)
+    norm.bias = norm.bias if bias else None
+    for layer in (nn.Conv2d(4, 6, 3, bias=bias), norm):
+        model = Apply(lambda m, x: m.layer(x) * 0.5 + 0, layer=layer)
+        draft = check(model, (torch.randn(2, 4, 8, 9),), fold_channel_scales, expected=2)
+        assert len(draft.nodes) == 1
     check(Apply(lambda m, x: m.layer(x) * 0.5, layer=nn.Linear(4, 6)), (torch.randn(2, 4),), fold_channel_scales, expected=0)
 
 

@@ -1,4 +1,5 @@
-"""Fold what each feature of a convolution or a linear layer is multiplied with, and what is added to it, into its weight and bias.
+"""Fold what each feature of a convolution, a linear layer or a batch norm is multiplied with, and what is added to it, into its weight
+and bias.
 
 Frozen batch norms are spelled so in detectors, and layer scales in transformers.
 """
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from autosched.capture.draft import Draft, Node
+from autosched.capture.passes.batch_norm import is_fixed_norm
 from autosched.capture.passes.convolution import read_convolution
 from autosched.core.program import Ref
 
@@ -19,7 +21,7 @@ _DTYPES = ("float32", "float64")
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A convolution or a linear layer: its constants, and in which dimensions of the weight and of the result its features are."""
+    """A layer: its constants, and in which dimensions of the weight and of the result its features are."""
 
     weight: int
     bias: int | None
@@ -30,7 +32,7 @@ class _Product:
 def fold_channel_scales(draft: Draft) -> int:
     """``conv(x, w, b) * c`` becomes ``conv(x, w c, b c)``, and ``conv(x, w, b) + c`` becomes ``conv(x, w, b + c)``; how many did.
 
-    ``c`` has a number for each feature. A convolution may also have one for all.
+    ``c`` has a number for each feature. Where features are pictures or lines it may also be one number for all.
     """
     folded, plain = 0, set(draft.constants)
     while changed := _fold_once(draft, plain):
@@ -67,6 +69,9 @@ def _product(node: Node, draft: Draft, fixed: set[int], plain: set[int]) -> _Pro
         # One that is computed otherwise than here may be of numbers of few bits, which a loop reads as they are.
         if weight in plain:
             found = _Product(weight, node.tensor("bias"), 0, len(draft.specs[node.outputs[0]].shape) - 1)
+    elif is_fixed_norm(node, fixed):
+        weight = node.tensor("weight")
+        found = None if weight is None else _Product(weight, node.tensor("bias"), 0, 1)
     elif (convolution := read_convolution(node)) is not None and not (convolution.transposed and convolution.groups > 1):
         batched = len(draft.specs[convolution.source].shape) == len(draft.specs[convolution.weight].shape)
         found = _Product(convolution.weight, convolution.bias, int(convolution.transposed), int(batched))
@@ -76,7 +81,7 @@ def _product(node: Node, draft: Draft, fixed: set[int], plain: set[int]) -> _Pro
 
 
 def _of_features(draft: Draft, node: Node, made: int, constant: object, product: _Product) -> bool:
-    """Whether the constant has one number for each feature, or is one of a convolution's, and nothing else of the result changes."""
+    """Whether the constant has one number for each feature, or is one for all, and nothing else of the result changes."""
     result, given = draft.specs[node.outputs[0]], draft.specs[made]
     if isinstance(constant, int | float):
         # A layer of which one row is multiplied reads its weights where the model has them.
