@@ -10,7 +10,7 @@ from functools import partial
 from autosched.capture.custom import layouts_of, restore_custom_layouts
 from autosched.capture.draft import Draft
 from autosched.capture.passes.attention import drop_idle_fills, settle_masks
-from autosched.capture.passes.batch_norm import fold_batch_norm, whole_batch_norms
+from autosched.capture.passes.batch_norm import fold_batch_norm, spell_batch_norms, whole_batch_norms
 from autosched.capture.passes.channel_scales import fold_channel_scales
 from autosched.capture.passes.channels_last import prefer_channels_last
 from autosched.capture.passes.common_calls import eliminate_common_calls
@@ -86,6 +86,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("channels_last", prefer_channels_last, changes_values=True, only_on="cuda"),
     Pass("cpu_rows", spell_row_products, changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),
     Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
+    Pass("spell_batch_norms", spell_batch_norms, changes_values=True, only_on="cpu"),
     Pass("cpu_linear", partial(pack_cpu_linears, rows=False), changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),
     Pass("cpu_linear", pack_cpu_linears, changes_values=True, only_on="cpu", lowerings=(Lowering.REWRITTEN,)),
     Pass("instance_norm", spell_instance_norms, changes_values=True, only_on="cpu"),

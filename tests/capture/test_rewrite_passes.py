@@ -7,7 +7,7 @@ from torch import nn
 from autosched.capture.draft import Draft, contiguous_strides
 from autosched.capture.export import capture, draft_of
 from autosched.capture.passes.attention import drop_idle_fills, settle_masks
-from autosched.capture.passes.batch_norm import fold_batch_norm, whole_batch_norms
+from autosched.capture.passes.batch_norm import fold_batch_norm, spell_batch_norms, whole_batch_norms
 from autosched.capture.passes.channel_scales import fold_channel_scales
 from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
@@ -306,6 +306,26 @@ def test_a_norm_of_another_dimension_than_a_layers_features_stays():
     ]:
         layer = nn.Linear(8, 8) if shape == (1, 8) else square
         check(Apply(body, lin=layer, norm=norm), (torch.randn(shape),), fold_batch_norm, expected=0)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("dimensions", [0, 1, 2, 3])
+def test_a_batch_norm_of_numbers_side_by_side_is_one_product_and_sum(dimensions, affine):
+    norm = getattr(nn, f"BatchNorm{max(dimensions, 1)}d")(6)
+    lively(norm)
+    if not affine:
+        norm.weight = norm.bias = None
+    places = [5, 4, 3][:dimensions]
+    x = torch.randn(2, *places, 6).movedim(-1, 1)
+    draft = check(Apply(lambda m, x: m.norm(x), norm=norm), (x,), spell_batch_norms, expected=1)
+    assert kinds(draft) == ["addcmul"]
+    assert draft.specs[draft.nodes[0].outputs[0]].strides == tuple(x.stride())
+
+
+def test_other_batch_norms_stay_calls():
+    check(Apply(lambda m, x: m.norm(x), norm=lively_norm(4)), (torch.randn(2, 4, 5, 6),), spell_batch_norms, expected=0)
+    model = Apply(lambda m, x: m.norm(x), norm=lively_norm(4)).double()
+    check(model, (torch.randn(2, 5, 6, 4).double().movedim(-1, 1),), spell_batch_norms, expected=0)
 
 
 class Scaled(nn.Module):
