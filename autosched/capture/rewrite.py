@@ -10,6 +10,7 @@ from functools import partial
 from autosched.capture.custom import layouts_of, restore_custom_layouts
 from autosched.capture.draft import Draft
 from autosched.capture.passes.attention import drop_idle_fills, settle_masks
+from autosched.capture.passes.attention_dimensions import attend_in_four_dimensions
 from autosched.capture.passes.batch_norm import fold_batch_norm, spell_batch_norms, whole_batch_norms
 from autosched.capture.passes.channel_scales import fold_channel_scales
 from autosched.capture.passes.channels_last import prefer_channels_last
@@ -77,6 +78,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("fold_constants", fold_constants, only_on="cpu"),
     Pass("drop_idle_fills", drop_idle_fills),
     Pass("settle_masks", settle_masks, changes_values=True),
+    Pass("attend_in_four_dimensions", attend_in_four_dimensions, changes_values=True, only_on="cpu"),
     Pass("hand_on_padding", hand_on_padding),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
     Pass("fold_channel_scales", fold_channel_scales, changes_values=True),
