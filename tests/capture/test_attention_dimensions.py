@@ -14,6 +14,7 @@ from autosched.capture.export import capture, draft_of
 from autosched.capture.passes.attention_dimensions import attend_in_four_dimensions
 from autosched.core.program import Ref
 from autosched.core.variants import Lowering, Variant
+from autosched.runtime.kernels import bind
 from tests.conformance.apply import Apply
 from tests.conformance.own_kernels import bound_with
 
@@ -44,7 +45,8 @@ def check(given: tuple[torch.Tensor, ...], expected: int, **options: Any) -> Dra
 def test_batches_are_joined_but_for_the_heads(batches: tuple[int, ...], options: dict[str, Any]) -> None:
     draft = check(tensors(*batches), 1, **options)
     query = next(node.args[0] for node in draft.nodes if node.kind == "aten::scaled_dot_product_attention")
-    assert draft.specs[query.value].shape == (math.prod(batches[:-1]), batches[-1], QUERIES, WIDTH)
+    ahead = (6, 1) if len(batches) == 1 else (math.prod(batches[:-1]), batches[-1])
+    assert draft.specs[query.value].shape == (*ahead, QUERIES, WIDTH)
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -54,6 +56,12 @@ def test_batches_are_joined_but_for_the_heads(batches: tuple[int, ...], options:
 def test_a_mask_is_joined_as_well(shape: tuple[int, ...], seen: bool) -> None:
     mask = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     check((*tensors(*BATCHES), mask > -1.0 if seen else mask), 1)
+
+
+@pytest.mark.parametrize("shape", [(QUERIES, KEYS), (1, QUERIES, KEYS), (6, 1, KEYS)], ids=str)
+def test_a_mask_of_three_dimensions_is_of_batches(shape: tuple[int, ...]) -> None:
+    draft = check((*tensors(6), torch.randn(shape, generator=torch.Generator().manual_seed(1))), 1)
+    assert draft.specs[draft.output_values()[0]].strides == (QUERIES * WIDTH, WIDTH, 1)
 
 
 def test_a_query_that_sees_nothing_gets_what_it_got() -> None:
@@ -70,6 +78,16 @@ def test_others_stay() -> None:
     query, key, value = tensors(*BATCHES)
     check((query, key[:1], value[:1]), 0)
     check((query, key[:, :, :2], value[:, :, :2]), 0, enable_gqa=True)
+
+
+def test_a_view_of_the_answer_copies_where_it_must() -> None:
+    model = Apply(lambda _, *given: scaled_dot_product_attention(*given).view(2, 3, 4 * QUERIES, WIDTH)).eval()
+    given = tensors(*BATCHES)
+    captured = capture(model, given)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            bind(captured.program, captured.constants).run(list(given))[0].clone(), model(*given), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_windows_of_a_picture_are_computed_by_a_kernel_of_our_own() -> None:

@@ -8,16 +8,19 @@ import torch
 
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.spelling import Spelling
+from autosched.capture.passes.views import depends_on_strides, loosen_views
 from autosched.core.program import Ref
 
 aten = torch.ops.aten
 
 
 def attend_in_four_dimensions(draft: Draft) -> int:
-    """Batches of ``scaled_dot_product_attention`` in float32 are joined, but for the last one, which are the heads; returns how often.
+    """Batches of ``scaled_dot_product_attention`` in float32 are joined, but for the last of several, the heads; returns how often.
 
     In other than four dimensions PyTorch computes it in parts, and keeps the scores. What a view cannot join is copied, as it is then.
     """
+    if depends_on_strides(draft):
+        return 0
     nodes: list[Node] = []
     changed = 0
     for node in draft.nodes:
@@ -25,6 +28,9 @@ def attend_in_four_dimensions(draft: Draft) -> int:
         nodes += calls or [node]
         changed += bool(calls)
     draft.nodes = nodes
+    if changed:
+        # Fused kernels write the heads of a query side by side.
+        loosen_views(draft)
     return changed
 
 
@@ -34,13 +40,18 @@ def _joined(node: Node, draft: Draft) -> list[Node]:
     given = [value for value in (node.tensor(name) for name in ("query", "key", "value")) if value is not None]
     shapes = [draft.specs[value].shape for value in given]
     batches = shapes[0][:-2]
-    if len(batches) not in (1, *range(3, 8)) or any(shape[:-2] != batches for shape in shapes):
+    if len(batches) in (0, 2) or any(shape[:-2] != batches for shape in shapes):
         return []
     if any(draft.specs[value].dtype != "float32" for value in given):
         return []
     spell = Spelling(draft, node)
     mask = node.tensor("attn_mask")
-    among = None if mask is None else _mask_shape(draft.specs[mask].shape, batches)
+    seen = None if mask is None else draft.specs[mask].shape
+    if len(batches) == 1:
+        # One head each, whose rows stay side by side.
+        batches = (*batches, 1)
+        seen = seen if seen is None or len(seen) < 3 else (seen[0], 1, *seen[1:])
+    among = None if seen is None else _joined_mask(seen, batches)
     if mask is not None and among is None:
         return []
     joined = (math.prod(batches[:-1]), batches[-1])
@@ -52,7 +63,7 @@ def _joined(node: Node, draft: Draft) -> list[Node]:
     return spell.finished()
 
 
-def _mask_shape(shape: tuple[int, ...], batches: tuple[int, ...]) -> list[int] | None:
+def _joined_mask(shape: tuple[int, ...], batches: tuple[int, ...]) -> list[int] | None:
     """The shape of a mask once batches are joined; None if that would need a larger one."""
     if len(shape) < 3:
         return list(shape)

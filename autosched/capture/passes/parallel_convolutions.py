@@ -34,8 +34,9 @@ class _Branch:
 def join_parallel_convolutions(draft: Draft) -> int:
     """``conv(x, w, b) + conv(x, v, c)`` becomes ``conv(x, w + v, b + c)``, with zeros around the smaller kernel; ``-`` likewise.
 
-    One of them may also be ``x`` or a batch norm of it: a convolution of one pixel that leaves channels apart. Only where one kernel lies
-    within the other, so that nothing is multiplied which was not before. Returns the number of sums.
+    One of them may also be a batch norm of ``x``, a convolution of one pixel that leaves channels apart, or ``x`` itself, where all of it
+    is apart: beside other channels it would be rounded with them. Only where one kernel lies within the other, so that nothing is
+    multiplied which was not before. Returns the number of sums.
 
     *Source:* Ding et al., "RepVGG: Making VGG-style ConvNets Great Again", CVPR 2021, section 3.3.
     """
@@ -95,12 +96,13 @@ class _Joiner:
 
     def _pixel(self, value: int, beside: _Branch) -> _Branch | None:
         """What the convolution ``beside`` reads, as it is or normed."""
-        source, ones = beside.convolution.source, (1,) * len(beside.sizes)
+        source, groups, ones = beside.convolution.source, beside.convolution.groups, (1,) * len(beside.sizes)
         node = self.alone.get(value)
         norm = node if node is not None and is_fixed_norm(node, self.fixed) else None
-        if (value if norm is None else norm.tensor("input")) != source:
+        apart = norm is not None or groups == self.draft.specs[source].shape[1]
+        if (value if norm is None else norm.tensor("input")) != source or not apart:
             return None
-        return _Branch(norm, Convolution(source, _UNMADE, None, ones, (0,) * len(ones), ones, False, beside.convolution.groups), ones)
+        return _Branch(norm, Convolution(source, _UNMADE, None, ones, (0,) * len(ones), ones, False, groups), ones)
 
     def _write(self, node: Node, large: _Branch, small: _Branch, place: tuple[int, ...], *, swapped: bool) -> None:
         """Make ``node`` the convolution of the sum; ``swapped``: what is ``small`` comes first in it."""
