@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from autosched.capture.draft import Draft, contiguous_strides
+from autosched.capture.draft import Draft, Node, contiguous_strides
 from autosched.capture.export import capture, draft_of
 from autosched.capture.passes.attention import drop_idle_fills, settle_masks
 from autosched.capture.passes.batch_norm import fold_batch_norm, spell_batch_norms, whole_batch_norms
@@ -415,6 +415,7 @@ def test_a_kernel_lies_anywhere_within_the_other_and_strides_are_alike():
     [
         (nn.Conv2d(4, 4, (1, 3), padding=(0, 1)), nn.Conv2d(4, 4, (3, 1), padding=(1, 0)), 8),
         (nn.Conv2d(4, 4, 3, padding=2, dilation=2), nn.Conv2d(4, 4, 3, padding=1), 8),
+        (nn.Conv2d(4, 4, 5, padding=2), nn.Conv2d(4, 4, 3, padding=2, dilation=2), 8),
         (nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1, groups=4), 8),
         (nn.Conv2d(4, 4, 3, padding=1, stride=2, groups=4), nn.Identity(), 1),
         (nn.Conv2d(4, 4, 4), nn.Conv2d(4, 4, 2, stride=2, padding=1), 8),
@@ -445,14 +446,17 @@ def test_branches_that_are_read_twice_or_late_stay():
         made = m.one(x)
         return made + made
 
-    def changed(m, x):
-        y = x.sin()
-        made = m.one(y)
-        y.mul_(2)
-        return made + m.other(y)
-
-    for call in (twice, weighted, of_another, doubled, changed):
+    for call in (twice, weighted, of_another, doubled):
         check(Apply(call, **layers), (torch.randn(1, 4, 6, 6),), join_parallel_convolutions, 0)
+
+
+def test_branches_stay_where_what_they_read_changes_between_them():
+    model = Apply(lambda m, x: m.one(x) + m.other(x), one=nn.Conv2d(4, 4, 3, padding=1), other=nn.Conv2d(4, 4, 1)).eval()
+    draft = draft_of(model, (torch.randn(1, 4, 6, 6),))
+    changed = Ref(draft.inputs[0])
+    draft.nodes.insert(1, Node(torch.ops.aten.add_.Tensor, (changed, changed), {}, (-1,), "changes"))
+    draft.observe()
+    assert join_parallel_convolutions(draft) == 0
 
 
 def test_a_block_with_branches_is_one_packed_convolution():
