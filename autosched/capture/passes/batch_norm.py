@@ -33,9 +33,12 @@ def fold_batch_norm(draft: Draft) -> int:
         if source is None:
             continue
         before = _convolution(alone.get(source), draft) or _linear(norm, alone, draft)
-        if before is None or not all(value in fixed for value in (before[1].weight, before[1].bias) if value is not None):
+        if before is None:
             continue
-        fold_into(*before, norm, draft)
+        node, layer = before
+        if not all(value in fixed for value in (layer.weight, layer.bias) if value is not None):
+            continue
+        fold_into(node, layer, norm, draft)
         mapping[norm.outputs[0]] = source
     draft.substitute(mapping)
     draft.remove_dead()
