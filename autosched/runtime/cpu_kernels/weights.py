@@ -28,8 +28,9 @@ def transformed(weight: torch.Tensor, outputs: int, lanes: int, groups: int = 1)
         lanes: numbers in a vector.
 
     Returns:
-        float32, one dimension: of one group after the other, for each of the ``(outputs + 2)**2`` products of a tile, blocks of ``2 * lanes`` features (the last one may
-        be of ``lanes``), each ``[channels, features of the block]``. Features that are missing in the last vector are zeros.
+        float32, one dimension: of one group after the other, for each of the ``(outputs + 2)**2`` products of a tile, blocks of
+        ``2 * lanes`` features (the last one may be of ``lanes``), each ``[channels, features of the block]``. Features that are missing in
+        the last vector are zeros.
     """
     if groups > 1:
         return torch.cat([transformed(part, outputs, lanes) for part in weight.chunk(groups)])

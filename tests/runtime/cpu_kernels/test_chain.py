@@ -55,6 +55,7 @@ class Net(nn.Module):
         self.large, self.plain = nn.Conv2d(40, 40, 7, groups=40), nn.Conv2d(40, 40, 3, stride=2, groups=40, bias=False)
         self.uneven = nn.Conv2d(40, 40, (2, 3), stride=(3, 1), padding=(1, 2), groups=40)
         self.spaced, self.huge = nn.Conv2d(40, 40, 3, dilation=2, groups=40), nn.Conv2d(40, 40, 9, padding=4, groups=40)
+        self.pairs, self.fours = nn.Conv2d(40, 40, 3, groups=20), nn.Conv2d(40, 40, 3, groups=10)
         self.third, self.row = nn.Conv2d(40, 40, 3, stride=3, groups=40), nn.Conv2d(40, 40, (1, 9), padding=(0, 4), groups=40)
         self.body = body
 
@@ -188,6 +189,8 @@ LEFT_ALONE: dict[str, Body] = {
     "an activation between them that libraries have": lambda m, x: m.deep(F.leaky_relu(m.one(x))),
     "a residual behind it": lambda m, x: torch.relu(m.deep(m.bare(y := torch.tanh(m.one(x)))) + y),
     "a residual between them": lambda m, x: m.deep(m.bare(y := torch.tanh(m.one(x))) + y),
+    "groups of two channels behind it": lambda m, x: m.pairs(m.one(x)),
+    "groups of four channels behind it": lambda m, x: m.fours(m.one(x)),
     "another reader": lambda m, x: m.deep(y := m.one(x)) * y,
     "one alone": lambda m, x: m.deep(torch.tanh(m.one(x))),
 }
