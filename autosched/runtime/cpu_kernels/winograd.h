@@ -147,20 +147,27 @@ class Convolution {
   // ``Full``: there are as many channels as a vector has numbers, else ``some``.
   template <bool Whole, bool Full>
   void take_channels(int64_t top, int64_t left, const float* from, float* row, int64_t between, int64_t some) const {
-    Vector numbers[kPoints], halfway[kPoints];
-    for (int row_at = 0; row_at < kIn; ++row_at) {
-      const int64_t y = top + row_at;
-      for (int column_at = 0; column_at < kIn; ++column_at) {
-        const int64_t x = left + column_at;
+    Vector halfway[kPoints];
+    for (int column_at = 0; column_at < kIn; ++column_at) {
+      const int64_t x = left + column_at;
+      Vector column[kIn];
+#pragma GCC unroll 6
+      for (int row_at = 0; row_at < kIn; ++row_at) {
+        const int64_t y = top + row_at;
         const bool inside = Whole || (y >= 0 && y < g.height && x >= 0 && x < g.width);
         const float* const there = from + row_at * g.row_stride + column_at * g.column_stride;
-        numbers[row_at * kIn + column_at] = !inside ? Vector{} : Full ? load<Vector>(there) : load_some(there, some);
+        column[row_at] = !inside ? Vector{} : Full ? load<Vector>(there) : load_some(there, some);
       }
+      Rule::input(column, 1, halfway + column_at, kIn);
     }
-    for (int column_at = 0; column_at < kIn; ++column_at) Rule::input(numbers + column_at, kIn, halfway + column_at, kIn);
-    for (int row_at = 0; row_at < kIn; ++row_at) Rule::input(halfway + row_at * kIn, 1, numbers + row_at * kIn, 1);
-    for (int64_t point = 0; point < kPoints; ++point) {
-      Full ? store(row + point * between, numbers[point]) : store_some(row + point * between, numbers[point], some);
+    for (int row_at = 0; row_at < kIn; ++row_at) {
+      Vector line[kIn];
+      Rule::input(halfway + row_at * kIn, 1, line, 1);
+#pragma GCC unroll 6
+      for (int column_at = 0; column_at < kIn; ++column_at) {
+        float* const there = row + (row_at * kIn + column_at) * between;
+        Full ? store(there, line[column_at]) : store_some(there, line[column_at], some);
+      }
     }
   }
 
@@ -171,9 +178,13 @@ class Convolution {
   // The results of a tile, with all that follows.
   void give_features(int64_t group, int64_t tile, const float* sums, int64_t between, int64_t feature) const {
     const Corner at = corner(tile);
-    Vector numbers[kPoints], halfway[Outputs * kIn], results[Outputs * Outputs];
-    for (int64_t point = 0; point < kPoints; ++point) numbers[point] = load<Vector>(sums + point * between + feature);
-    for (int column_at = 0; column_at < kIn; ++column_at) Rule::output(numbers + column_at, kIn, halfway + column_at, kIn);
+    Vector halfway[Outputs * kIn], results[Outputs * Outputs];
+    for (int column_at = 0; column_at < kIn; ++column_at) {
+      Vector column[kIn];
+#pragma GCC unroll 6
+      for (int row_at = 0; row_at < kIn; ++row_at) column[row_at] = load<Vector>(sums + (row_at * kIn + column_at) * between + feature);
+      Rule::output(column, 1, halfway + column_at, kIn);
+    }
     for (int row_at = 0; row_at < Outputs; ++row_at) Rule::output(halfway + row_at * kIn, 1, results + row_at * Outputs, 1);
     const int64_t some = features - feature, place = group * features + feature;
     const Vector added = bias == nullptr ? Vector{} : load_some(bias + place, some);
