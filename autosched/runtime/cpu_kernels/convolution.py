@@ -144,7 +144,7 @@ def _made(call: Call, residual: int | None) -> int | None:
 
 
 def group_of(weight: TensorSpec, source: TensorSpec) -> Pair | None:
-    """How many features and how many channels each group has, where ``source`` is convolved with ``weight``; ``None`` where it cannot be."""
+    """How many features and how many channels each group has, where ``weight`` is one for ``source``."""
     features, channels = weight.shape[:2]
     if channels < 1 or source.shape[1] % channels or features % (source.shape[1] // channels):
         return None
