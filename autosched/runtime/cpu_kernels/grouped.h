@@ -11,13 +11,9 @@
 
 namespace {
 
-// So many results next to each other, of two vectors of features: their sums, a row of weights and a number fill the registers, 32 or 16.
-// Pictures are often multiples of seven wide.
-#if defined(__AVX512F__) || defined(__aarch64__)
+// So many results next to each other, of two vectors of features: enough sums that none waits for the one before, also where there are only 16
+// registers and weights come from the cache each time. Pictures are often multiples of seven wide.
 constexpr int kNeighbors = 7;
-#else
-constexpr int kNeighbors = 4;
-#endif
 
 // What is multiplied with weights: ``second`` lies between what two vectors of features are made of, ``apart`` between pixels.
 struct Pixels {

@@ -74,8 +74,9 @@ def _grouped(weight: torch.Tensor, lanes: int, groups: int) -> torch.Tensor:
     rows = weight.reshape(1 if narrow else groups, -1, *shape)
     padded = torch.zeros(rows.shape[0], -(-rows.shape[1] // lanes) * lanes, *shape, dtype=torch.float32, device="cpu")
     padded[:, : rows.shape[1]] = rows
-    vectors = padded.reshape(-1, lanes, *shape)
-    return torch.cat([pair.permute(3, 2, 4, 0, 1).reshape(-1) for pair in vectors.split(2)])
+    # Vectors, features of a vector, channels, rows, columns.
+    pairs = torch.split(padded.reshape(-1, lanes, *shape), 2)
+    return torch.cat([pair.permute(3, 2, 4, 0, 1).reshape(-1) for pair in pairs])
 
 
 def in_blocks(factors: torch.Tensor, lanes: int) -> torch.Tensor:
