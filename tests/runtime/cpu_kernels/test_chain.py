@@ -189,11 +189,19 @@ LEFT_ALONE: dict[str, Body] = {
     "an activation between them that libraries have": lambda m, x: m.deep(F.leaky_relu(m.one(x))),
     "a residual behind it": lambda m, x: torch.relu(m.deep(m.bare(y := torch.tanh(m.one(x)))) + y),
     "a residual between them": lambda m, x: m.deep(m.bare(y := torch.tanh(m.one(x))) + y),
-    "groups of two channels behind it": lambda m, x: m.pairs(m.one(x)),
-    "groups of four channels behind it": lambda m, x: m.fours(m.one(x)),
     "another reader": lambda m, x: m.deep(y := m.one(x)) * y,
     "one alone": lambda m, x: m.deep(torch.tanh(m.one(x))),
 }
+
+
+def test_groups_of_several_channels_behind_it_are_no_chain() -> None:
+    """Though a kernel of our own computes them, too."""
+    _, _, found = captured(lambda m, x: m.pairs(m.one(x)).sum() + m.fours(m.one(x)).sum() + m.deep(m.one(x)))
+    graph = found.program.graph
+    calls = [call for operator in graph.operators for call in operator.calls]
+    makers = {value: call for call in calls for value in call.outputs if value >= 0}
+    chains = [item for call in calls if (item := chain.read_chain(call, graph, makers)) is not None]
+    assert [item.second.groups for item in chains] == [40]
 
 
 @pytest.mark.parametrize("name", LEFT_ALONE)
