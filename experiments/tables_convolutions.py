@@ -23,7 +23,8 @@ def convolutions_table(folder: Path) -> str:
     lines = ["| channels, features, picture | weights | oneDNN | own | speed-up | oneDNN, error | own, error |", f"|---|---|{'---:|' * 5}"]
     for shape, cells in compared_cells(recorded, PLAIN, _OWN, digits=1):
         channels, features, size, taps, stride, groups = shape
-        weights = f"{taps} x {taps}{f', stride {stride}' if stride > 1 else ''}{', each channel' if groups > 1 else ''}"
+        grouped = "" if groups == 1 else ", each channel" if groups == channels else f", {groups} groups"
+        weights = f"{taps} x {taps}{f', stride {stride}' if stride > 1 else ''}{grouped}"
         lines.append(f"| {channels}, {features}, {size} x {size} | {weights} | {cells} |")
     said = "Microseconds with bias and relu, batch 1, float32, the call from Python included: on one thread / on all."
     said += " A picture of three channels comes, and its result goes, channels first: copying that is part of the time."

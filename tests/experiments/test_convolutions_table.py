@@ -41,3 +41,16 @@ def test_speed_ups_are_over_onednn_and_errors_those_of_all_threads(tmp_path: Pat
     text = convolutions_table(tmp_path)
     assert "| 96, 96, 56 x 56 | 7 x 7, stride 2, each channel | 40.0 / 20.0 | 20.0 / 20.0 | 2.00x / 1.00x | 1e-06 | 2e-07 |" in text
     assert "A/A: 1.0% apart in the median" in text
+
+
+def test_groups_are_named(tmp_path: Path) -> None:
+    rows = [
+        {"shape": [128, 128, 56, 3, 1, groups], "threads": 1, "us": dict.fromkeys(("oneDNN", "own_convolution", "again"), 1.0),
+         "errors": dict.fromkeys(("oneDNN", "own_convolution"), 1e-6)}
+        for groups in (1, 32)
+    ]  # fmt: skip
+    environment = {"cores": 2, "torch": "2", "python": "3", "commit": "0123456789", "taken": "2026-01-01T00:00"}
+    (tmp_path / "convolutions.json").write_text(json.dumps({"environment": environment, "rounds": 3, "rows": rows}))
+    text = convolutions_table(tmp_path)
+    assert "| 128, 128, 56 x 56 | 3 x 3 |" in text
+    assert "| 128, 128, 56 x 56 | 3 x 3, 32 groups |" in text

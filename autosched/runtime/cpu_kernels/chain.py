@@ -88,7 +88,9 @@ def read_chain(call: Call, graph: OpGraph, makers: Mapping[int, Call]) -> Chain 
     first = None if before is None else direct.read_direct(before, graph)
     if first is None or second is None or before is None or first.groups > 1 or second.groups == 1:
         return None
-    tall, wide = graph.values[second.weight].spec.shape[2:]
+    features, channels, tall, wide = graph.values[second.weight].spec.shape
+    if (features, channels) != (second.groups, 1):
+        return None
     if tall > _MOST_TALL or wide not in _WIDTHS or second.stride[1] not in _STEPS or second.dilation != (1, 1):
         return None
     if first.residual is not None or second.residual is not None or first.after is not None:

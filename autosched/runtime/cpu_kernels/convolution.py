@@ -33,7 +33,7 @@ _AFTERWARDS = {
 }
 
 Pair = tuple[int, int]
-"""Of rows and columns."""
+"""Of rows and columns, or of features and channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,14 @@ def _made(call: Call, residual: int | None) -> int | None:
     if in_place:
         return None if named else residual
     return call.outputs[0] if named else None
+
+
+def group_of(weight: TensorSpec, source: TensorSpec) -> Pair | None:
+    """How many features and how many channels each group has, where ``weight`` is one for ``source``."""
+    features, channels = weight.shape[:2]
+    if channels < 1 or source.shape[1] % channels or features % (source.shape[1] // channels):
+        return None
+    return features * channels // source.shape[1], channels
 
 
 def follows_of(activation: Argument, scalars: Argument = None) -> Follows | None:

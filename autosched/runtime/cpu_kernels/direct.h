@@ -1,5 +1,5 @@
-// Convolutions of float32 pictures, summed as they are defined: any size, stride, dilation and padding, one group or a group for each channel;
-// with bias, residual and an activation before a result is written.
+// Convolutions of float32 pictures, summed as they are defined: any size, stride, dilation, padding and number of groups; with bias, residual
+// and an activation before a result is written.
 #pragma once
 
 #include "activations.h"
@@ -17,7 +17,7 @@ struct Direct {
   int64_t features, tall, wide;  // of the weights
   int64_t step_down, step_across, apart_down, apart_across;
   int64_t top, left, out_height, out_width;
-  int64_t each_channel;  // whether each channel is a group of its own
+  int64_t groups;
   Following following;
 };
 

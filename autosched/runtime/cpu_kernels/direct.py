@@ -1,4 +1,4 @@
-"""Which convolutions are summed as they are defined by the kernel of our own: of any size, with one group or one for each channel.
+"""Which convolutions are summed as they are defined by the kernel of our own: of any size, with groups that fill vectors of the processor.
 
 It has no setting up to do, which takes oneDNN some twenty microseconds in every call.
 """
@@ -16,6 +16,7 @@ from autosched.core.graph import Operator, OpGraph, TensorSpec
 from autosched.core.program import Call
 from autosched.runtime.cpu_kernels.convolution import (
     Convolution,
+    group_of,
     is_channels_last,
     is_launch,
     read_convolution,
@@ -25,6 +26,9 @@ from autosched.runtime.cpu_kernels.convolution import (
 from autosched.runtime.cpu_kernels.linear import Linear
 
 _MULTIPLY = "aten::mul.Tensor"
+# Of a group of several channels. What has fewer features would leave most of a vector empty, unless several such groups fill it.
+_LEAST_FEATURES = 8
+_NARROW = (1, 2, 4)
 
 
 def may_be_direct(operator: Operator, graph: OpGraph) -> bool:
@@ -42,7 +46,12 @@ def _may_be(call: Call, graph: OpGraph) -> bool:
 
 
 def _grouped_so(weight: TensorSpec, source: TensorSpec) -> bool:
-    return weight.shape[1] == source.shape[1] or weight.shape[:2] == (source.shape[1], 1)
+    group = group_of(weight, source)
+    if group is None:
+        return False
+    features, channels = group
+    narrow = features == channels and features in _NARROW
+    return channels == source.shape[1] or narrow or features >= _LEAST_FEATURES
 
 
 def read_direct(call: Call, graph: OpGraph) -> Convolution | None:
@@ -50,8 +59,8 @@ def read_direct(call: Call, graph: OpGraph) -> Convolution | None:
     found = read_convolution(call, graph)
     if found is None:
         return None
-    weight = graph.values[found.weight].spec
-    return found if found.groups == 1 or (_each_channel(found, weight) and not found.turned) else None
+    weight, source = graph.values[found.weight].spec, graph.values[found.source].spec
+    return found if found.groups == 1 or (_grouped_so(weight, source) and not found.turned) else None
 
 
 def read_scaled(call: Call, graph: OpGraph, makers: Mapping[int, Call]) -> Convolution | None:
@@ -78,15 +87,11 @@ def read_scaled(call: Call, graph: OpGraph, makers: Mapping[int, Call]) -> Convo
     return found
 
 
-def _each_channel(convolution: Convolution, weight: TensorSpec) -> bool:
-    return convolution.groups > 1 and weight.shape[:2] == (convolution.groups, 1)
-
-
 def geometry(convolution: Convolution, graph: OpGraph, width: int) -> torch.Tensor:
     """Numbers in the order of ``Direct`` in ``direct.h``, int64."""
     source, weight, made = (graph.values[slot].spec for slot in (convolution.source, convolution.weight, convolution.made))
     steps = (*convolution.stride, *convolution.dilation, *convolution.padding)
-    rest = (*made.shape[2:], int(_each_channel(convolution, weight)), *convolution.follows.numbers())
+    rest = (*made.shape[2:], convolution.groups, *convolution.follows.numbers())
     numbers = (width, *source.shape, *strides_of(source), weight.shape[0], *weight.shape[2:], *steps, *rest)
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
@@ -96,6 +101,6 @@ def geometry_of_linear(linear: Linear, width: int) -> torch.Tensor:
     each, channels = linear.each or linear.rows, linear.channels
     shape = (linear.rows // each, channels, 1, each)
     strides = (each * channels, each, each * channels, 1) if linear.each else (each * channels, 1, each * channels, channels)
-    rest = (1, each, 0, *linear.follows.numbers())
+    rest = (1, each, 1, *linear.follows.numbers())
     numbers = (width, *shape, *strides, linear.features, 1, 1, 1, 1, 1, 1, 0, 0, *rest)
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -4,6 +4,7 @@
 #include "chain.h"
 #include "each_channel.h"
 #include "few_queries.h"
+#include "grouped.h"
 #include "pooling.h"
 #include "recurrent.h"
 #include "summed.h"
@@ -13,8 +14,11 @@ namespace {
 
 void convolve_directly(const float* picture, float* made, const float* residual, const float* bias, const float* weights, const int64_t* numbers) {
   const auto geometry = read<Direct>(numbers);
-  if (geometry.each_channel != 0) return EachChannel(geometry, picture, made, residual, bias, weights).run();
-  Summed(geometry, picture, made, residual, bias, weights, geometry.following.read()).run();
+  if (geometry.groups == 1) return Summed(geometry, picture, made, residual, bias, weights, geometry.following.read()).run();
+  if (geometry.groups == geometry.channels && geometry.groups == geometry.features) {
+    return EachChannel(geometry, picture, made, residual, bias, weights).run();
+  }
+  Grouped(geometry, picture, made, residual, bias, weights).run();
 }
 
 void convolve_scaled(

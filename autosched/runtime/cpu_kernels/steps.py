@@ -82,10 +82,10 @@ def _winograd(outputs: int) -> _Way:
         winograd_wanted,
         "AUTOSCHED_WINOGRAD",
         lambda call, graph, calls: winograd.read_winograd(call, graph),
-        lambda item, weights, lanes: transformed(weights[0], outputs, lanes),
+        lambda item, weights, lanes: transformed(weights[0], outputs, lanes, item.groups),
         lambda item, graph, width: winograd.geometry(item, graph, width, outputs),
         lambda library, item: library.winograd[_beside(item)],
-        "only 3x3 convolutions of float32 with stride 1, one group and channels last are computed so",
+        "only 3x3 convolutions of float32 with stride 1, groups of 16 channels and features or more, and channels last are computed so",
     )
 
 
@@ -119,7 +119,7 @@ WAYS: Mapping[int, _Way] = {
         lambda item, weights, lanes: summed(weights[0], lanes, groups=item.groups, turned=item.turned),
         direct.geometry,
         lambda library, item: (library.direct if item.scale is None else library.scaled)[_beside(item)],
-        "only convolutions of float32 with constant weights, and one group or a group for each channel, are computed so",
+        "only convolutions of float32 with constant weights, and groups that fill vectors of the processor, are computed so",
     ),
     Variant.OWN_CHAIN: _Way(
         own_convolutions_wanted,

@@ -85,6 +85,19 @@ Bits load_booleans(const bool* from) {
 #endif
 }
 
+// The numbers of ``value`` that ``order`` says, of eight from the same half of it.
+Vector permuted(Vector value, Bits order) {
+#if defined(__AVX512F__)
+  return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(order), value);
+#elif defined(__AVX__)
+  return _mm256_permutevar_ps(value, reinterpret_cast<__m256i>(order));
+#else
+  Vector made;
+  for (int lane = 0; lane < kLanes; ++lane) made[lane] = value[order[lane]];
+  return made;
+#endif
+}
+
 // Not a number where ``value`` is none.
 Vector at_least(Vector value, float least) {
 #if defined(__AVX512F__)

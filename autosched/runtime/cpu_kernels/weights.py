@@ -19,18 +19,21 @@ _TRANSFORMS: dict[int, list[list[float]]] = {
 }  # fmt: skip
 
 
-def transformed(weight: torch.Tensor, outputs: int, lanes: int) -> torch.Tensor:
+def transformed(weight: torch.Tensor, outputs: int, lanes: int, groups: int = 1) -> torch.Tensor:
     """``weight`` as ``products.h`` reads it.
 
     Args:
-        weight: float32 ``[features, channels, 3, 3]``.
+        weight: float32 ``[features, channels of a group, 3, 3]``.
         outputs: of a tile, in one dimension: 2 or 4.
         lanes: numbers in a vector.
 
     Returns:
-        float32, one dimension: for each of the ``(outputs + 2)**2`` products of a tile, blocks of ``2 * lanes`` features (the last one may
-        be of ``lanes``), each ``[channels, features of the block]``. Features that are missing in the last vector are zeros.
+        float32, one dimension: of one group after the other, for each of the ``(outputs + 2)**2`` products of a tile, blocks of
+        ``2 * lanes`` features (the last one may be of ``lanes``), each ``[channels, features of the block]``. Features that are missing in
+        the last vector are zeros.
     """
+    if groups > 1:
+        return torch.cat([transformed(part, outputs, lanes) for part in weight.chunk(groups)])
     features, channels = weight.shape[:2]
     rule = torch.tensor(_TRANSFORMS[outputs], dtype=torch.float64, device="cpu")
     # Computed in float64: this is done once, and what is lost here is lost in every call.
@@ -40,22 +43,40 @@ def transformed(weight: torch.Tensor, outputs: int, lanes: int) -> torch.Tensor:
 
 
 def summed(weight: torch.Tensor, lanes: int, *, groups: int, turned: bool) -> torch.Tensor:
-    """``weight`` as ``summed.h`` or ``each_channel.h`` reads it.
+    """``weight`` as ``summed.h``, ``each_channel.h`` or ``grouped.h`` reads it.
 
     Args:
         weight: float32 ``[features, channels of a group, rows, columns]``.
         lanes: numbers in a vector.
-        groups: one, or as many as there are channels.
-        turned: whether the channels of a pixel lie apart from each other.
+        turned: whether the channels of a pixel lie apart from each other; not of several groups.
 
     Returns:
-        float32, one dimension: of a group for each channel ``[rows, columns, channels]``; else blocks of features, of what is multiplied
-        with one pixel after the other or, turned, with one channel after the other.
+        float32, one dimension: of a group for each channel and feature ``[rows, columns, channels]``; of several groups otherwise, see
+        :func:`_grouped`; else blocks of features, of what is multiplied with one pixel after the other or, turned, with one channel after
+        the other.
     """
-    if groups > 1:
+    if weight.shape[:2] == (groups, 1) and groups > 1:
         return weight.squeeze(1).permute(1, 2, 0).reshape(-1)
+    if groups > 1:
+        return _grouped(weight, lanes, groups)
     order = (1, 2, 3, 0) if turned else (2, 3, 1, 0)
     return in_blocks(weight.permute(order).reshape(1, -1, weight.shape[0]), lanes)
+
+
+def _grouped(weight: torch.Tensor, lanes: int, groups: int) -> torch.Tensor:
+    """Blocks of two vectors of features, the last one of one if they are odd: each ``[rows, channels of a group, columns, features]``.
+
+    Vectors hold several groups where whole ones of as many features as channels fill them, else each group begins a vector of its own.
+    Features that are missing in a vector are zeros.
+    """
+    features, shape = weight.shape[0] // groups, weight.shape[1:]
+    narrow = features == shape[0] and features < lanes and lanes % features == 0
+    rows = weight.reshape(1 if narrow else groups, -1, *shape)
+    padded = torch.zeros(rows.shape[0], -(-rows.shape[1] // lanes) * lanes, *shape, dtype=torch.float32, device="cpu")
+    padded[:, : rows.shape[1]] = rows
+    # Vectors, features of a vector, channels, rows, columns.
+    pairs = torch.split(padded.reshape(-1, lanes, *shape), 2)
+    return torch.cat([pair.permute(3, 2, 4, 0, 1).reshape(-1) for pair in pairs])
 
 
 def in_blocks(factors: torch.Tensor, lanes: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Which convolutions Winograd's algorithm computes: 3x3, of every pixel, with one group, channels last."""
+"""Which convolutions Winograd's algorithm computes: 3x3, of every pixel, with groups that are not small, channels last."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from autosched.config import winograd_wanted
 from autosched.core.graph import Operator, OpGraph, TensorSpec
 from autosched.core.program import Call
-from autosched.runtime.cpu_kernels.convolution import Convolution, is_launch, read_convolution, tensors_of_launch
+from autosched.runtime.cpu_kernels.convolution import Convolution, group_of, is_launch, read_convolution, tensors_of_launch
 
-# With fewer of them the transforms take longer than what they save.
+# Of a group. With fewer of them the transforms take longer than what they save.
 _LEAST_CHANNELS = 16
 _LEAST_PIXELS = 16
 # With more, a thread would need some hundred megabytes for what it works on.
@@ -41,8 +41,9 @@ def _of_every_pixel(weight: TensorSpec, source: TensorSpec, made: TensorSpec) ->
 
 
 def _worthwhile(weight: TensorSpec, source: TensorSpec) -> bool:
-    fits = weight.shape[2:] == (3, 3) and weight.shape[1] == source.shape[1] and weight.dtype == source.dtype == "float32"
-    enough = all(_LEAST_CHANNELS <= count <= _MOST_CHANNELS for count in weight.shape[:2])
+    fits = weight.shape[2:] == (3, 3) and weight.dtype == source.dtype == "float32"
+    group = group_of(weight, source)
+    enough = group is not None and all(_LEAST_CHANNELS <= count <= _MOST_CHANNELS for count in group)
     return fits and enough and source.elements > 0 and source.shape[2] * source.shape[3] >= _LEAST_PIXELS
 
 
@@ -54,7 +55,7 @@ def _channels_last(spec: TensorSpec) -> bool:
 def read_winograd(call: Call, graph: OpGraph) -> Convolution | None:
     """What ``call`` computes, if the algorithm can; its slots are values of ``graph``."""
     found = read_convolution(call, graph)
-    if found is None or (found.stride, found.dilation, found.groups) != ((1, 1), (1, 1), 1):
+    if found is None or (found.stride, found.dilation) != ((1, 1), (1, 1)):
         return None
     source, weight = graph.values[found.source].spec, graph.values[found.weight].spec
     return found if _channels_last(source) and _worthwhile(weight, source) else None
@@ -65,6 +66,6 @@ def geometry(convolution: Convolution, graph: OpGraph, width: int, outputs: int)
     source, made = graph.values[convolution.source].spec, graph.values[convolution.made].spec
     batch, channels, height, wide = source.shape
     between = (source.strides[0], source.strides[2], source.strides[3])
-    results = (made.shape[1], *convolution.padding, *made.shape[2:], *convolution.follows.numbers())
+    results = (made.shape[1], *convolution.padding, *made.shape[2:], convolution.groups, *convolution.follows.numbers())
     numbers = (outputs, width, batch, channels, height, wide, *between, *results)
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -55,6 +55,7 @@ class Net(nn.Module):
         self.large, self.plain = nn.Conv2d(40, 40, 7, groups=40), nn.Conv2d(40, 40, 3, stride=2, groups=40, bias=False)
         self.uneven = nn.Conv2d(40, 40, (2, 3), stride=(3, 1), padding=(1, 2), groups=40)
         self.spaced, self.huge = nn.Conv2d(40, 40, 3, dilation=2, groups=40), nn.Conv2d(40, 40, 9, padding=4, groups=40)
+        self.pairs, self.fours = nn.Conv2d(40, 40, 3, groups=20), nn.Conv2d(40, 40, 3, groups=10)
         self.third, self.row = nn.Conv2d(40, 40, 3, stride=3, groups=40), nn.Conv2d(40, 40, (1, 9), padding=(0, 4), groups=40)
         self.body = body
 
@@ -191,6 +192,16 @@ LEFT_ALONE: dict[str, Body] = {
     "another reader": lambda m, x: m.deep(y := m.one(x)) * y,
     "one alone": lambda m, x: m.deep(torch.tanh(m.one(x))),
 }
+
+
+def test_groups_of_several_channels_behind_it_are_no_chain() -> None:
+    """Though a kernel of our own computes them, too."""
+    _, _, found = captured(lambda m, x: m.pairs(m.one(x)).sum() + m.fours(m.one(x)).sum() + m.deep(m.one(x)))
+    graph = found.program.graph
+    calls = [call for operator in graph.operators for call in operator.calls]
+    makers = {value: call for call in calls for value in call.outputs if value >= 0}
+    chains = [item for call in calls if (item := chain.read_chain(call, graph, makers)) is not None]
+    assert [item.second.groups for item in chains] == [40]
 
 
 @pytest.mark.parametrize("name", LEFT_ALONE)

@@ -59,7 +59,9 @@ class Net(nn.Module):
         self.spread = nn.Conv2d(40, 40, 3, stride=(2, 1), padding=(3, 2), dilation=(2, 3))
         self.deep, self.spaced = nn.Conv2d(40, 40, 3, padding=1, groups=40), nn.Conv2d(40, 40, 3, dilation=2, groups=40, bias=False)
         self.down = nn.Conv2d(40, 40, 5, stride=2, padding=2, groups=40)
-        self.pairs, self.twice = nn.Conv2d(40, 40, 3, groups=20), nn.Conv2d(40, 80, 3, groups=40)
+        self.pairs, self.fours = nn.Conv2d(40, 40, 3, groups=20, bias=False), nn.Conv2d(40, 40, 3, stride=2, padding=1, groups=10)
+        self.eights, self.halves = nn.Conv2d(40, 40, 3, padding=1, groups=5), nn.Conv2d(40, 96, (2, 5), stride=(1, 3), padding=2, groups=2)
+        self.fives, self.twice = nn.Conv2d(40, 40, 3, groups=8), nn.Conv2d(40, 80, 3, groups=40)
         self.back = nn.ConvTranspose2d(40, 20, 3)
         self.body = body
 
@@ -84,6 +86,11 @@ COMPUTED: dict[str, Body] = {
     "each channel": lambda m, x: m.deep(m.first(x)),
     "each channel, dilation": lambda m, x: m.spaced(m.first(x)),
     "each channel, every second pixel": lambda m, x: F.relu6(m.down(m.first(x))),
+    "groups of two": lambda m, x: m.pairs(m.first(x)),
+    "groups of four, every second pixel": lambda m, x: F.relu6(m.fours(m.first(x))),
+    "groups of eight, residual": lambda m, x: torch.relu(m.eights(torch.tanh(m.first(x))) + m.first(x)),
+    "groups of eight, silu": lambda m, x: F.silu(m.eights(m.first(x))),
+    "two groups": lambda m, x: torch.sigmoid(m.halves(m.first(x))),
     "one pixel": lambda m, x: torch.sigmoid(m.one(F.relu(m.bare(m.first(x).mean((2, 3), keepdim=True))))),
     "residual": lambda m, x: m.uneven(torch.tanh(m.first(x))) + m.first(x),
     "residual, relu": lambda m, x: torch.relu(m.deep(torch.tanh(m.first(x))) + m.first(x)),
@@ -117,7 +124,7 @@ def test_no_bit_depends_on_the_number_of_threads(name: str) -> None:
     assert all(torch.equal(outputs[0], other) for other in outputs[1:])
 
 
-@pytest.mark.parametrize("name", ["residual, relu", "silu", "channels apart", "relu6"])
+@pytest.mark.parametrize("name", ["residual, relu", "silu", "channels apart", "relu6", "groups of eight, residual"])
 def test_instructions_do_what_the_kernel_does(name: str) -> None:
     _, x, found = captured(COMPUTED[name])
     bound, _ = bound_with(found, OWN)
@@ -194,6 +201,32 @@ def test_any_geometry(seed: int) -> None:
         assert all(torch.equal(made[0], other) for other in made[1:])
 
 
+@pytest.mark.parametrize("seed", range(120))
+def test_any_groups(seed: int) -> None:
+    """Against float64, also of groups that would leave most of a vector empty."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    groups, channels = rng.choice([2, 3, 4, 5, 7, 8, 9, 16, 33]), rng.choice([1, 2, 2, 4, 4, 8, 8, 16, 16, 3, 5, 20, 24, 33])
+    features = channels if rng.random() < 0.6 else rng.choice([1, 2, 4, 8, 15, 16, 17, 24, 32, 33])
+    tall, wide = rng.choice([(3, 3), (3, 3), (3, 3), (1, 1), (2, 5), (1, 7), (4, 1), (5, 3)])
+    stride, dilation = (rng.choice([1, 1, 2, 3]), rng.choice([1, 1, 2, 3])), (rng.choice([1, 1, 2]), rng.choice([1, 1, 1, 2]))
+    padding = rng.randrange(tall * dilation[0] + 2), rng.randrange(wide * dilation[1] + 2)
+    batch, height, width = rng.choice([1, 1, 2, 3]), rng.randrange(1, 16), rng.randrange(1, 34)
+    height, width = max(height, (tall - 1) * dilation[0] + 1), max(width, (wide - 1) * dilation[1] + 1)
+    x = torch.randn(batch, height + 2, width + 3, groups * channels + 4)[:, 1:-1, 2:-1, 3:-1].permute(0, 3, 1, 2)
+    if rng.random() < 0.5:
+        x = x.contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(groups * features, channels, tall, wide) / (channels * tall * wide) ** 0.5
+    bias = torch.randn(groups * features)
+    shape = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    wanted = F.conv2d(x.double(), weight.double(), bias.double(), **shape)  # type: ignore[arg-type]
+    residual = None if rng.random() < 0.5 else torch.randn(wanted.shape).contiguous(memory_format=torch.channels_last)
+    for over in (False, True) if residual is not None else (False,):
+        made = [_computed(x, weight, bias, residual, over, threads, **shape) for threads in (1, 2, 5)]
+        assert float((made[0] - (wanted if residual is None else wanted + residual).clamp(-1.0, 1.5)).abs().max()) < 1e-5
+        assert all(torch.equal(made[0], other) for other in made[1:])
+
+
 GATED: dict[str, tuple[str, Body]] = {
     "one by one": ("_bias", lambda m, x: m.one((y := F.silu(m.first(x))) * torch.sigmoid(m.bare(y.mean((2, 3), keepdim=True))))),
     "the gate first": ("_bias", lambda m, x: m.one(F.hardsigmoid(m.bare((y := F.silu(m.first(x))).mean((2, 3), keepdim=True))) * y)),
@@ -254,6 +287,7 @@ UNGATED: dict[str, Body] = {
     "a number for each pixel": lambda m, x: m.one((y := F.silu(m.first(x))) * torch.sigmoid(y.mean(1, keepdim=True))),
     "a whole picture": lambda m, x: m.one((y := F.silu(m.first(x))) * torch.sigmoid(y)),
     "added to what comes of it": lambda m, x: m.uneven(z := (y := F.silu(m.first(x))) * torch.sigmoid(y.mean((2, 3), keepdim=True))) + z,
+    "groups": lambda m, x: m.eights((y := F.silu(m.first(x))) * torch.sigmoid(y.mean((2, 3), keepdim=True))),
     "each channel by itself": lambda m, x: m.deep((y := F.silu(m.first(x))) * torch.sigmoid(y.mean((2, 3), keepdim=True))),
 }
 
@@ -270,10 +304,11 @@ def test_other_products_are_computed_as_they_are(name: str) -> None:
 
 
 LEFT_ALONE: dict[str, Body] = {
-    "groups of channels": lambda m, x: m.pairs(torch.tanh(x)),
+    "groups of few features": lambda m, x: m.fives(torch.tanh(x)),
     "several features of each channel": lambda m, x: m.twice(torch.tanh(x)),
     "transposed": lambda m, x: m.back(torch.tanh(x)),
     "each channel, channels apart": lambda m, x: m.deep(x),
+    "groups, channels apart": lambda m, x: m.eights(x),
 }
 
 
@@ -344,7 +379,7 @@ def test_not_a_number_stays_one_and_infinity_is_kept_within_limits() -> None:
     assert got[0, :, 0, 0].isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["residual, relu", "each channel", "one by one"])
+@pytest.mark.parametrize("name", ["residual, relu", "each channel", "one by one", "groups of eight, residual", "groups of two"])
 def test_launches_of_inductors_code_have_it_too(name: str) -> None:
     model, x, _ = captured(COMPUTED[name])
     found = capture_inductor(model, (x,))

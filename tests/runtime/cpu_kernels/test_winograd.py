@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("kernel")
 
 
 class Net(nn.Module):
-    """Some convolutions of 20 channels, called by ``body``."""
+    """Some convolutions of 20 channels, and some of four groups of 20, called by ``body``."""
 
     def __init__(self, body: Body) -> None:
         super().__init__()
@@ -54,6 +54,8 @@ class Net(nn.Module):
         self.to_wide = nn.Conv2d(20, 40, 3, padding=(2, 0))
         self.one, self.five, self.few = nn.Conv2d(20, 20, 1), nn.Conv2d(20, 20, 5), nn.Conv2d(20, 8, 3)
         self.strided, self.spread = nn.Conv2d(20, 20, 3, stride=2), nn.Conv2d(20, 20, 3, dilation=2, padding=2)
+        self.four, self.groups = nn.Conv2d(20, 80, 1), nn.Conv2d(80, 80, 3, padding=1, groups=4)
+        self.fewer, self.more = nn.Conv2d(80, 64, 3, groups=4, bias=False), nn.Conv2d(80, 100, 3, padding=(0, 2), groups=4)
         self.grouped, self.back = nn.Conv2d(20, 40, 3, groups=2), nn.ConvTranspose2d(20, 20, 3)
         self.body = body
 
@@ -83,6 +85,9 @@ COMPUTED: dict[str, Body] = {
     "relu6": lambda m, x: F.relu6(m.a(x)),
     "leaky relu": lambda m, x: F.leaky_relu(m.a(x), 0.3),
     "gelu": lambda m, x: F.gelu(m.a(x), approximate="tanh"),
+    "groups": lambda m, x: m.groups(m.four(x)),
+    "groups, residual": lambda m, x: torch.relu(m.groups(torch.tanh(m.four(x))) + m.four(x)),
+    "groups, fewer and more features": lambda m, x: F.silu(m.fewer(m.four(x))).sum() + m.more(m.four(x)),
     "one after the other": lambda m, x: m.bare(torch.relu(m.a(x))),
     "one weight twice": lambda m, x: m.a(torch.relu(m.a(x))),
 }
@@ -105,9 +110,10 @@ def test_it_computes_what_the_model_does(name: str, variant: Variant) -> None:
 
 @pytest.mark.parametrize("variant", BOTH)
 @pytest.mark.parametrize("size", [(1, 3, 4, 4), (3, 3, 5, 17), (2, 3, 40, 41), (1, 3, 64, 3)])
-def test_no_bit_depends_on_the_number_of_threads(size: tuple[int, ...], variant: Variant) -> None:
-    """Whether tiles are worked on block by block or by all threads together."""
-    model, x, found = captured(COMPUTED["one after the other"], *size)
+@pytest.mark.parametrize("name", ["one after the other", "groups"])
+def test_no_bit_depends_on_the_number_of_threads(name: str, size: tuple[int, ...], variant: Variant) -> None:
+    """Whether tiles are worked on block by block or by all threads together, and with more groups than threads or fewer."""
+    model, x, found = captured(COMPUTED[name], *size)
     outputs = [bound_with(found, variant, width)[0].run([x])[0] for width in (1, 2, 3, 8)]
     assert all(torch.equal(outputs[0], other) for other in outputs[1:])
     assert error_of(outputs[0], model, x) < 4e-5
@@ -135,7 +141,7 @@ LEFT_ALONE: dict[str, Body] = {
     "few features": lambda m, x: m.few(x),
     "stride": lambda m, x: m.strided(x),
     "dilation": lambda m, x: m.spread(x),
-    "groups": lambda m, x: m.grouped(x),
+    "groups of few channels": lambda m, x: m.grouped(x),
     "transposed": lambda m, x: m.back(x),
 }
 
@@ -248,12 +254,13 @@ def test_it_is_offered_in_every_lowering_but_aten_and_not_where_it_is_switched_o
 
 
 def test_launches_of_inductors_code_have_it_too() -> None:
-    model, x, _ = captured(lambda m, x: torch.relu(m.a(torch.tanh(x)) + x) + m.one(x))
+    model, x, _ = captured(lambda m, x: torch.relu(m.a(torch.tanh(x)) + x).sum() + m.groups(torch.tanh(m.four(x))))
     found = capture_inductor(model, (x,))
     assert isinstance(found, Captured)
     for variant in BOTH:
         bound, offered = bound_with(found, variant)
-        assert len(offered) == 1
+        run = [index for index in offered if any(isinstance(item, RunKernel) for item in instructions_of(bound.kernels[index]) or ())]
+        assert len(run) == 2
         assert error_of(bound.run([x])[0], model, x) < 4e-5
 
 
