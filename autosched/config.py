@@ -217,6 +217,15 @@ def own_attention_wanted() -> bool:
     return _switched_on("AUTOSCHED_ATTENTION", "attention that is PyTorch's alone")
 
 
+def own_pooling_wanted() -> bool:
+    """Whether pictures on a CPU may be pooled by a kernel of our own: not if ``AUTOSCHED_POOLING`` is 0.
+
+    Raises:
+        UsageError: if the variable is neither 0 nor 1.
+    """
+    return _switched_on("AUTOSCHED_POOLING", "pooling that is PyTorch's alone")
+
+
 def _switched_on(variable: str, otherwise: str) -> bool:
     given = os.environ.get(variable, "1")
     if given not in ("", "0", "1"):

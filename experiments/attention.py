@@ -34,6 +34,7 @@ SHAPES = (
     (1, 6, 6, 1500, 1500, 64, PLAIN), (1, 6, 6, 32, 1500, 64, PLAIN),  # Whisper-tiny
     (1, 12, 12, 256, 256, 64, CAUSAL), (1, 12, 12, 1024, 1024, 64, CAUSAL),  # GPT-2
     (1, 32, 4, 128, 128, 64, CAUSAL),  # a Llama whose heads share keys
+    (1, 12, 12, 1, 128, 64, PLAIN), (1, 12, 12, 1, 1024, 64, PLAIN), (1, 32, 8, 1, 512, 64, PLAIN),  # steps of decoding
 )  # fmt: skip
 _ROUNDS = 15
 

@@ -10,7 +10,8 @@ from functools import partial
 from autosched.capture.custom import layouts_of, restore_custom_layouts
 from autosched.capture.draft import Draft
 from autosched.capture.passes.attention import drop_idle_fills, settle_masks
-from autosched.capture.passes.batch_norm import fold_batch_norm, whole_batch_norms
+from autosched.capture.passes.attention_dimensions import attend_in_four_dimensions
+from autosched.capture.passes.batch_norm import fold_batch_norm, spell_batch_norms, whole_batch_norms
 from autosched.capture.passes.channel_scales import fold_channel_scales
 from autosched.capture.passes.channels_last import prefer_channels_last
 from autosched.capture.passes.common_calls import eliminate_common_calls
@@ -26,7 +27,9 @@ from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.instance_norm import spell_instance_norms
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.padding import hand_on_padding
+from autosched.capture.passes.parallel_convolutions import join_parallel_convolutions
 from autosched.capture.passes.pointwise import fuse_pointwise
+from autosched.capture.passes.rearranging import join_rearrangements
 from autosched.capture.passes.resizing import mix_before_resizing
 from autosched.capture.passes.slow_activations import spell_slow_activations
 from autosched.capture.passes.spelled_attention import join_attention
@@ -76,14 +79,19 @@ PASSES: tuple[Pass, ...] = (
     Pass("fold_constants", fold_constants, only_on="cpu"),
     Pass("drop_idle_fills", drop_idle_fills),
     Pass("settle_masks", settle_masks, changes_values=True),
+    Pass("attend_in_four_dimensions", attend_in_four_dimensions, changes_values=True, only_on="cpu"),
     Pass("hand_on_padding", hand_on_padding),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
     Pass("fold_channel_scales", fold_channel_scales, changes_values=True),
+    Pass("join_parallel_convolutions", join_parallel_convolutions, changes_values=True),
     Pass("mix_before_resizing", mix_before_resizing, changes_values=True),
     Pass("whole_batch_norms", whole_batch_norms, only_on="cuda"),
     Pass("channels_last", prefer_channels_last, changes_values=True, only_on="cuda"),
     Pass("cpu_rows", spell_row_products, changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),
     Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
+    # When convolutions are channels last.
+    Pass("join_rearrangements", join_rearrangements, changes_values=True, only_on="cpu"),
+    Pass("spell_batch_norms", spell_batch_norms, changes_values=True, only_on="cpu"),
     Pass("cpu_linear", partial(pack_cpu_linears, rows=False), changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),
     Pass("cpu_linear", pack_cpu_linears, changes_values=True, only_on="cpu", lowerings=(Lowering.REWRITTEN,)),
     Pass("instance_norm", spell_instance_norms, changes_values=True, only_on="cpu"),

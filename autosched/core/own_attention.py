@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-# With fewer queries copying keys takes longer than it saves; more keys would have their copies leave the caches.
-_LEAST_QUERIES, _MOST_KEYS = 8, 4096
+# With fewer queries copying keys takes longer than it saves: they are read as they lie. Of more keys the copies would leave the caches.
+_FEW_QUERIES, _MOST_KEYS = 8, 4096
+# The scores of few queries are all kept until their results are there.
+_MOST_KEYS_OF_FEW = 32768
 
 
 def fit_own_kernel(queries: int, keys: int) -> bool:
     """Whether the kernel is for so many."""
-    return queries >= _LEAST_QUERIES and keys <= _MOST_KEYS
+    return keys <= (_MOST_KEYS_OF_FEW if queries < _FEW_QUERIES else _MOST_KEYS)

@@ -45,6 +45,7 @@ class Variant(enum.IntEnum):
     OWN_CHAIN = (
         13  # its calls, a convolution and the depthwise one that alone reads it by one kernel of our own (CPU, float32); since schema 11
     )
+    OWN_POOLING = 14  # its calls, pooling by a kernel of our own (CPU, float32); since bundle schema 12
 
 
 def lowering_named(name: str) -> Lowering:

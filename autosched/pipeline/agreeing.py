@@ -17,7 +17,7 @@ from autosched.pipeline.variants import Refusals, VariantTimes, orders_of
 # The one that rounds the most first.
 _ROUNDING = (
     Variant.WINOGRAD_4, Variant.WINOGRAD_2, Variant.OWN_PRODUCT, Variant.OWN_CONVOLUTION, Variant.OWN_CHAIN, Variant.OWN_RECURRENCE,
-    Variant.OWN_ATTENTION,
+    Variant.OWN_ATTENTION, Variant.OWN_POOLING,
 )  # fmt: skip
 
 

@@ -123,6 +123,7 @@ def _missing_kernels(bundle: Bundle) -> list[str]:
         ("products", (Variant.OWN_PRODUCT,)),
         ("recurrent layers", (Variant.OWN_RECURRENCE,)),
         ("attention", (Variant.OWN_ATTENTION,)),
+        ("pooling", (Variant.OWN_POOLING,)),
     )
     for kind, variants in kinds:
         count = sum(variant in variants for variant in bundle.schedule.variant)

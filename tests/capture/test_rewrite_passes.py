@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from autosched.capture.draft import Draft, contiguous_strides
+from autosched.capture.draft import Draft, Node, contiguous_strides
 from autosched.capture.export import capture, draft_of
 from autosched.capture.passes.attention import drop_idle_fills, settle_masks
-from autosched.capture.passes.batch_norm import fold_batch_norm, whole_batch_norms
+from autosched.capture.passes.batch_norm import fold_batch_norm, spell_batch_norms, whole_batch_norms
 from autosched.capture.passes.channel_scales import fold_channel_scales
 from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
@@ -18,6 +18,7 @@ from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.instance_norm import spell_instance_norms
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.padding import hand_on_padding
+from autosched.capture.passes.parallel_convolutions import join_parallel_convolutions
 from autosched.core.program import Ref
 from autosched.core.variants import Lowering
 from autosched.runtime.kernels import bind
@@ -307,6 +308,26 @@ def test_a_norm_of_another_dimension_than_a_layers_features_stays():
         check(Apply(body, lin=layer, norm=norm), (torch.randn(shape),), fold_batch_norm, expected=0)
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("dimensions", [0, 1, 2, 3])
+def test_a_batch_norm_of_numbers_side_by_side_is_one_product_and_sum(dimensions, affine):
+    norm = getattr(nn, f"BatchNorm{max(dimensions, 1)}d")(6)
+    lively(norm)
+    if not affine:
+        norm.weight = norm.bias = None
+    places = [5, 4, 3][:dimensions]
+    x = torch.randn(2, *places, 6).movedim(-1, 1)
+    draft = check(Apply(lambda m, x: m.norm(x), norm=norm), (x,), spell_batch_norms, expected=1)
+    assert kinds(draft) == ["addcmul"]
+    assert draft.specs[draft.nodes[0].outputs[0]].strides == tuple(x.stride())
+
+
+def test_other_batch_norms_stay_calls():
+    check(Apply(lambda m, x: m.norm(x), norm=lively_norm(4)), (torch.randn(2, 4, 5, 6),), spell_batch_norms, expected=0)
+    model = Apply(lambda m, x: m.norm(x), norm=lively_norm(4)).double()
+    check(model, (torch.randn(2, 5, 6, 4).double().movedim(-1, 1),), spell_batch_norms, expected=0)
+
+
 class Scaled(nn.Module):
     """A frozen batch norm, as detectors have it: ``layer(x) * scale + shift``."""
 
@@ -350,6 +371,111 @@ def test_other_products_and_sums_stay():
 
     check(Apply(twice, conv=conv), (x,), fold_channel_scales, expected=0)
     check(Apply(lambda m, x, c: m.conv(x) * c, conv=conv), (x, torch.randn(6, 1, 1)), fold_channel_scales, expected=0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_number_for_all_features_folds_where_features_are_pictures(bias):
+    norm = lively_norm(4)
+    norm.bias = norm.bias if bias else None
+    for layer in (nn.Conv2d(4, 6, 3, bias=bias), norm):
+        model = Apply(lambda m, x: m.layer(x) * 0.5 + 0, layer=layer)
+        draft = check(model, (torch.randn(2, 4, 8, 9),), fold_channel_scales, expected=2)
+        assert len(draft.nodes) == 1
+    check(Apply(lambda m, x: m.layer(x) * 0.5, layer=nn.Linear(4, 6)), (torch.randn(2, 4),), fold_channel_scales, expected=0)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_branches_of_a_layer_become_one_convolution(dimensions, groups):
+    kind, norm = getattr(nn, f"Conv{dimensions}d"), getattr(nn, f"BatchNorm{dimensions}d")
+    layers = {
+        "large": kind(4, 4, 3, padding=2, dilation=2, groups=groups), "small": kind(4, 4, 1, groups=groups, bias=False),
+        "norm": lively(norm(4)), "other": lively(norm(4)),
+    }  # fmt: skip
+
+    def branches(m, x):
+        y = x.sin()
+        mixed = m.other(y) - (m.small(y) + m.large(y) + m.norm(y))
+        return (y - mixed if groups == 4 else mixed), y
+
+    draft = check(
+        Apply(branches, **layers), (torch.randn(2, 4, *[9, 8, 7][:dimensions]),), join_parallel_convolutions, 3 + (groups == 4), 1e-4
+    )
+    assert kinds(draft) == ["sin", f"conv{dimensions}d"]
+
+
+def test_a_kernel_lies_anywhere_within_the_other_and_strides_are_alike():
+    layers = {"large": nn.Conv2d(4, 6, 5, 2, padding=(2, 1)), "small": nn.Conv2d(4, 6, (1, 3), 2)}
+    draft = check(Apply(lambda m, x: m.small(x) - m.large(x), **layers), (torch.randn(1, 4, 9, 11),), join_parallel_convolutions, 1)
+    assert kinds(draft) == ["conv2d"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "size"),
+    [
+        (nn.Conv2d(4, 4, (1, 3), padding=(0, 1)), nn.Conv2d(4, 4, (3, 1), padding=(1, 0)), 8),
+        (nn.Conv2d(4, 4, 3, padding=2, dilation=2), nn.Conv2d(4, 4, 3, padding=1), 8),
+        (nn.Conv2d(4, 4, 5, padding=2), nn.Conv2d(4, 4, 3, padding=2, dilation=2), 8),
+        (nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1, groups=4), 8),
+        (nn.Conv2d(4, 4, 3, padding=1, stride=2, groups=4), nn.Identity(), 1),
+        (nn.Conv2d(4, 4, 4), nn.Conv2d(4, 4, 2, stride=2, padding=1), 8),
+        (nn.ConvTranspose2d(4, 4, 3, padding=1), nn.ConvTranspose2d(4, 4, 3, padding=1), 8),
+        (nn.Conv2d(4, 1, 1), nn.Identity(), 8),
+        (nn.Conv2d(4, 4, 3, padding=1, groups=2), nn.Identity(), 8),
+        (nn.Conv2d(4, 4, 2, padding=1, dilation=2), nn.Conv2d(4, 4, 1), 8),
+    ],
+)
+def test_branches_that_no_call_computes_at_once_stay(one, other, size):
+    check(Apply(lambda m, x: m.one(x) + m.other(x), one=one, other=other), (torch.randn(1, 4, size, size),), join_parallel_convolutions, 0)
+
+
+def test_branches_that_are_read_twice_or_late_stay():
+    layers = {"one": nn.Conv2d(4, 4, 3, padding=1), "other": nn.Conv2d(4, 4, 1)}
+
+    def twice(m, x):
+        made = m.one(x)
+        return made + m.other(x), made
+
+    def weighted(m, x):
+        return torch.add(m.one(x), m.other(x), alpha=2)
+
+    def of_another(m, x):
+        return m.one(x) + m.other(x.sin())
+
+    def doubled(m, x):
+        made = m.one(x)
+        return made + made
+
+    for call in (twice, weighted, of_another, doubled):
+        check(Apply(call, **layers), (torch.randn(1, 4, 6, 6),), join_parallel_convolutions, 0)
+
+
+def test_branches_stay_where_what_they_read_changes_between_them():
+    model = Apply(lambda m, x: m.one(x) + m.other(x), one=nn.Conv2d(4, 4, 3, padding=1), other=nn.Conv2d(4, 4, 1)).eval()
+    draft = draft_of(model, (torch.randn(1, 4, 6, 6),))
+    changed = Ref(draft.inputs[0])
+    draft.nodes.insert(1, Node(torch.ops.aten.add_.Tensor, (changed, changed), {}, (-1,), "changes"))
+    draft.observe()
+    assert join_parallel_convolutions(draft) == 0
+
+
+def test_a_block_with_branches_is_one_packed_convolution():
+    """As FastViT's mixer of tokens is trained."""
+    layers = {
+        "conv": nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), "pixel": nn.Conv2d(8, 8, 1, groups=8, bias=False),
+        **{name: lively_norm(8) for name in ("first", "second", "third", "fourth")},
+    }  # fmt: skip
+
+    def block(m, x):
+        mixed = m.second(m.pixel(x)) + m.third(x) + 0 + m.first(m.conv(x))
+        return nn.functional.relu(x + (mixed - m.fourth(x)) * m.first.weight[:, None, None])
+
+    model, x = Apply(block, **layers).eval(), torch.randn(2, 8, 9, 7)
+    captured = capture(model, (x,))
+    (operator,) = captured.program.graph.operators
+    assert [call.target for call in operator.calls] == ["mkldnn::_convolution_pointwise.default", "aten::clone.default"]
+    with torch.no_grad():
+        torch.testing.assert_close(bind(captured.program, captured.constants).run([x])[0], model(x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("dimensions", "affine"), [(1, False), (2, True), (3, False)])

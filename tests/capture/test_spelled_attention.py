@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from autosched.capture.export import Captured, capture
+from autosched.capture.passes import spelled_attention
 from autosched.core.program import Call, Ref
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime.kernels import bind
@@ -199,16 +200,18 @@ def test_a_mask_is_laid_out_as_kernels_read_it() -> None:
     assert torch.allclose(bound.run(list(inputs))[0], model(*inputs), atol=2e-6)
 
 
-@pytest.mark.parametrize("queries", [7, 8])
-def test_narrow_values_are_for_the_kernel_of_our_own_alone(queries: int) -> None:
+@pytest.mark.parametrize("fits", [False, True])
+def test_narrow_values_are_for_the_kernel_of_our_own_alone(fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch has no fused kernel for them."""
 
     def spelled(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return joined((q[:, :, :queries] @ k.mT).softmax(-1) @ v[..., :8])
+        return joined((q[:, :, :7] @ k.mT).softmax(-1) @ v[..., :8])
 
+    if not fits:
+        monkeypatch.setattr(spelled_attention, "fit_own_kernel", lambda queries, keys: False)
     found = capture(Net(spelled).eval(), inputs_of(), lowering=Lowering.REWRITTEN)
-    assert len(attention_of(found)) == (queries == 8)
-    assert having(found, Variant.OWN_ATTENTION) or queries == 7
+    assert len(attention_of(found)) == fits
+    assert bool(having(found, Variant.OWN_ATTENTION)) == fits
 
 
 @pytest.mark.parametrize("scale", [-0.5, 0.0])

@@ -1,4 +1,5 @@
-"""Fold what each feature of a convolution or a linear layer is multiplied with, and what is added to it, into its weight and bias.
+"""Fold what each feature of a convolution, a linear layer or a batch norm is multiplied with, and what is added to it, into its weight
+and bias.
 
 Frozen batch norms are spelled so in detectors, and layer scales in transformers.
 """
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from autosched.capture.draft import Draft, Node
+from autosched.capture.passes.batch_norm import is_fixed_norm
 from autosched.capture.passes.convolution import read_convolution
 from autosched.core.program import Ref
 
@@ -19,7 +21,7 @@ _DTYPES = ("float32", "float64")
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A convolution or a linear layer: its constants, and in which dimensions of the weight and of the result its features are."""
+    """A layer: its constants, and in which dimensions of the weight and of the result its features are."""
 
     weight: int
     bias: int | None
@@ -28,7 +30,10 @@ class _Product:
 
 
 def fold_channel_scales(draft: Draft) -> int:
-    """``conv(x, w, b) * c`` becomes ``conv(x, w c, b c)``, and ``conv(x, w, b) + c`` becomes ``conv(x, w, b + c)``; how many did."""
+    """``conv(x, w, b) * c`` becomes ``conv(x, w c, b c)``, and ``conv(x, w, b) + c`` becomes ``conv(x, w, b + c)``; how many did.
+
+    ``c`` has a number for each feature. Where features are pictures or lines it may also be one number for all.
+    """
     folded, plain = 0, set(draft.constants)
     while changed := _fold_once(draft, plain):
         # A sum may follow a product.
@@ -42,10 +47,11 @@ def _fold_once(draft: Draft, plain: set[int]) -> int:
     for node in draft.nodes:
         if node.target not in ("aten::mul.Tensor", "aten::add.Tensor") or (node.kind == "aten::add" and node.argument("alpha") != 1):
             continue
-        one, other = node.tensor("self"), node.tensor("other")
-        for made, constant in ((one, other), (other, one)):
+        pair = [node.argument("self"), node.argument("other")]
+        for given, constant in (pair, pair[::-1]):
+            made = given.value if isinstance(given, Ref) else None
             before = alone.get(made) if made is not None else None
-            if made is None or constant not in fixed or before is None:
+            if made is None or before is None or (isinstance(constant, Ref) and constant.value not in fixed):
                 continue
             product = _product(before, draft, fixed, plain)
             if product is not None and made not in mapping.values() and _of_features(draft, node, made, constant, product):
@@ -63,6 +69,9 @@ def _product(node: Node, draft: Draft, fixed: set[int], plain: set[int]) -> _Pro
         # One that is computed otherwise than here may be of numbers of few bits, which a loop reads as they are.
         if weight in plain:
             found = _Product(weight, node.tensor("bias"), 0, len(draft.specs[node.outputs[0]].shape) - 1)
+    elif is_fixed_norm(node, fixed):
+        weight = node.tensor("weight")
+        found = None if weight is None else _Product(weight, node.tensor("bias"), 0, 1)
     elif (convolution := read_convolution(node)) is not None and not (convolution.transposed and convolution.groups > 1):
         batched = len(draft.specs[convolution.source].shape) == len(draft.specs[convolution.weight].shape)
         found = _Product(convolution.weight, convolution.bias, int(convolution.transposed), int(batched))
@@ -71,9 +80,15 @@ def _product(node: Node, draft: Draft, fixed: set[int], plain: set[int]) -> _Pro
     return found
 
 
-def _of_features(draft: Draft, node: Node, made: int, constant: int, product: _Product) -> bool:
-    """Whether the constant has one number for each feature, and nothing else of the result changes."""
-    result, given, spec = draft.specs[node.outputs[0]], draft.specs[made], draft.specs[constant]
+def _of_features(draft: Draft, node: Node, made: int, constant: object, product: _Product) -> bool:
+    """Whether the constant has one number for each feature, or is one for all, and nothing else of the result changes."""
+    result, given = draft.specs[node.outputs[0]], draft.specs[made]
+    if isinstance(constant, int | float):
+        # A layer of which one row is multiplied reads its weights where the model has them.
+        return product.in_result < len(result.shape) - 1 and result.dtype == given.dtype and result.dtype in _DTYPES
+    if not isinstance(constant, Ref):
+        return False
+    spec = draft.specs[constant.value]
     behind = len(result.shape) - product.in_result
     shape = (1,) * (behind - len(spec.shape)) + spec.shape
     wanted = (1,) * (len(shape) - behind) + (given.shape[product.in_result],) + (1,) * (behind - 1)
@@ -81,7 +96,7 @@ def _of_features(draft: Draft, node: Node, made: int, constant: int, product: _P
     return alike and spec.dtype in _DTYPES and shape == wanted
 
 
-def _write(draft: Draft, node: Node, product: _Product, kind: str, constant: int) -> int:
+def _write(draft: Draft, node: Node, product: _Product, kind: str, constant: object) -> int:
     """Give ``node`` its new weight and bias; returns the weight."""
 
     def emit(op: object, *args: object) -> Ref:
@@ -89,7 +104,10 @@ def _write(draft: Draft, node: Node, product: _Product, kind: str, constant: int
         draft.prologue.append(Node(op, args, {}, (value,), f"{node.name}_folded", node.source))  # type: ignore[arg-type]
         return Ref(value)
 
-    flat = emit(aten.reshape.default, Ref(constant), [-1])
+    if isinstance(constant, Ref):
+        flat = emit(aten.reshape.default, constant, [-1])
+    else:
+        flat = emit(aten.new_full.default, Ref(product.weight), [draft.specs[node.outputs[0]].shape[product.in_result]], constant)
     weight, bias = Ref(product.weight), None if product.bias is None else Ref(product.bias)
     if kind == "aten::mul":
         dimensions = len(draft.specs[product.weight].shape)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = "autosched.bundle"
-SCHEMA = 11
+SCHEMA = 12
 MANIFEST = "manifest.json"
 PROGRAM = "program.json"
 SCHEDULE = "schedule.json"
@@ -58,6 +58,7 @@ _SINCE: dict[int, int] = {
     Variant.OWN_RECURRENCE: 9,
     Variant.OWN_ATTENTION: 10,
     Variant.OWN_CHAIN: 11,
+    Variant.OWN_POOLING: 12,
 }
 """The schema whose readers were the first to know a variant."""
 

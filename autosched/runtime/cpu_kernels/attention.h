@@ -7,38 +7,17 @@
 
 #include "parallel.h"
 #include "products.h"
+#include "scores.h"
 #include "scratch.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace {
-
-enum class Mask : int64_t { kNone, kAdded, kSeen };
-
-// Where the numbers of one tensor are, in elements: each head of each item of a batch has rows of numbers side by side.
-struct Heads {
-  int64_t offset, batch_stride, head_stride, row_stride;
-
-  int64_t at(int64_t item, int64_t head) const { return offset + item * batch_stride + head * head_stride; }
-};
-
-// As many numbers as ``attention.geometry`` writes, in its order.
-struct Attention {
-  int64_t threads;
-  int64_t batch, heads, sharing, queries, keys, width, features;  // ``sharing``: so many heads of queries have the same keys and values
-  Heads query, key, value, made, mask;
-  int64_t mask_step;  // from a key to the next: 0 or 1
-  int64_t masked, causal;  // a ``Mask``, and whether a query sees no key behind its own place
-  int64_t scale;  // the bits of a float
-};
-
-thread_local Scratch attention_scratch;
 
 class Attending {
  public:
   Attending(const Attention& geometry, const float* query, const float* key, const float* value, const void* mask, float* made)
-      : g(geometry), query(query), key(key), value(value), mask(mask), made(made) {
+      : g(geometry), query(query), key(key), value(value), hiding(geometry, mask), made(made) {
     padded_keys = whole(g.keys), padded_features = whole(g.features);
   }
 
@@ -64,22 +43,6 @@ class Attending {
  private:
   // So many queries at a time, at most.
   static constexpr int64_t kQueries = 2 * kRowsOfLongSums;
-
-  static constexpr int64_t kFour = 4;
-  using Four = float __attribute__((vector_size(kFour * sizeof(float))));
-
-  // Written so that every compiler knows it; all make one instruction of it, or two.
-  template <int First, int Second, int Third, int Fourth>
-  static Four shuffled(Four one, Four other) {
-    return Four{taken<First>(one, other), taken<Second>(one, other), taken<Third>(one, other), taken<Fourth>(one, other)};
-  }
-
-  template <int Place>
-  static float taken(Four one, Four other) {
-    return Place < kFour ? one[Place % kFour] : other[Place % kFour];
-  }
-
-  static int64_t whole(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
 
   // As columns of blocks, each key times the scale; zeros where there are none.
   void take_keys(int64_t item, int64_t head, float* to) const {
@@ -130,15 +93,6 @@ class Attending {
 
   static Vector load_at_most(const float* from, int64_t count) { return count <= 0 ? Vector{} : load_some(from, count); }
 
-  // A vector of scores; behind the first ``count`` of them what has no power.
-  static Vector scores_of(const float* from, int64_t count) {
-    const Vector there = load<Vector>(from);
-    if (count >= kLanes) return there;
-    Bits place{};
-    for (int lane = 0; lane < kLanes; ++lane) place[lane] = lane;
-    return place < static_cast<int32_t>(count) ? there : spread(-INFINITY);
-  }
-
   void some(int64_t item, int64_t head, const Share& here, const float* keys, const float* values, float* scores) const {
     const int64_t count = here.last - here.first;
     // Behind the place of the last of these queries none of them sees a key.
@@ -152,7 +106,7 @@ class Attending {
     for (int64_t place = 0; place < count; ++place) {
       const int64_t row = here.first + place, mine = g.causal != 0 ? std::min(seen, row + 1) : seen;
       float* const line = scores + place * padded_keys;
-      hide(item, head, row, mine, line);
+      hiding.hide(item, head, row, 0, mine, line);
       shares[place] = powers(line, mine, seen);
     }
     float* const to = made + g.made.at(item, head) + here.first * g.made.row_stride;
@@ -167,53 +121,6 @@ class Attending {
     for (int64_t place = 0; place < count; ++place) multiply(to + place * g.made.row_stride, shares[place]);
   }
 
-  // The mask's part in the scores of a query.
-  void hide(int64_t item, int64_t head, int64_t row, int64_t count, float* scores) const {
-    if (static_cast<Mask>(g.masked) == Mask::kNone) return;
-    const int64_t from = g.mask.at(item, head) + row * g.mask.row_stride;
-    if (static_cast<Mask>(g.masked) == Mask::kSeen) {
-      const bool* const seen = static_cast<const bool*>(mask) + from;
-      if (g.mask_step == 0) {
-        if (!*seen) std::fill_n(scores, count, -INFINITY);
-      } else {
-        int64_t place = 0;
-        for (; place + kLanes <= count; place += kLanes) {
-          store(scores + place, load_booleans(seen + place) != 0 ? load<Vector>(scores + place) : spread(-INFINITY));
-        }
-        for (; place < count; ++place) scores[place] = seen[place] ? scores[place] : -INFINITY;
-      }
-      return;
-    }
-    const float* const added = static_cast<const float*>(mask) + from;
-    if (g.mask_step == 0) {
-      for (int64_t place = 0; place < count; ++place) scores[place] += *added;
-    } else {
-      for (int64_t place = 0; place < count; ++place) scores[place] += added[place];
-    }
-  }
-
-  // Of ``count`` scores the powers of e, and what makes their sum one; zeros from there to ``all``. Where nothing is seen nothing is the result.
-  static float powers(float* scores, int64_t count, int64_t all) {
-    Vector most = spread(-INFINITY);
-    for (int64_t place = 0; place < count; place += kLanes) {
-      const Vector there = scores_of(scores + place, count - place);
-      most = there > most ? there : most;
-    }
-    float largest = most[0];
-    for (int lane = 1; lane < kLanes; ++lane) largest = std::max(largest, most[lane]);
-    const Vector less = spread(largest == -INFINITY ? 0.0f : largest);
-    Vector sums = {};
-    for (int64_t place = 0; place < count; place += kLanes) {
-      const Vector power = exponential_below_zero(scores_of(scores + place, count - place) - less);
-      sums += power;
-      store(scores + place, power);
-    }
-    std::fill(scores + std::min(whole(count), all), scores + all, 0.0f);
-    float sum = 0.0f;
-    for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
-    return sum == 0.0f ? 0.0f : 1.0f / sum;
-  }
-
   void multiply(float* numbers, float factor) const {
     int64_t place = 0;
     for (; place + kLanes <= g.features; place += kLanes) store(numbers + place, load<Vector>(numbers + place) * spread(factor));
@@ -224,7 +131,7 @@ class Attending {
   const float* query;
   const float* key;
   const float* value;
-  const void* mask;
+  const Hiding hiding;
   float* made;
   int64_t padded_keys = 0, padded_features = 0;
 };

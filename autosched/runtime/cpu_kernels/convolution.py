@@ -114,7 +114,7 @@ def read_convolution(call: Call, graph: OpGraph) -> Convolution | None:
         return None
     given = dict(zip(names, call.args, strict=True))
     source, weight, bias, residual = (given.get(name) for name in ("source", "weight", "bias", "residual"))
-    stride, padding, dilation = (_pair(given[name]) for name in ("stride", "padding", "dilation"))
+    stride, padding, dilation = (pair_of(given[name]) for name in ("stride", "padding", "dilation"))
     groups, summed = given["groups"], "sum" not in given or (given["sum"] == "add" and given["alpha"] in (1, None))
     if not isinstance(source, Ref) or not isinstance(weight, Ref) or not isinstance(groups, int) or not summed:
         return None
@@ -230,7 +230,8 @@ def _one_behind_the_other(graph: OpGraph, slot: int, count: int) -> bool:
     return spec is not None and (spec.shape, spec.strides, spec.dtype) == ((count,), (1,), "float32")
 
 
-def _pair(argument: Argument) -> Pair | None:
+def pair_of(argument: Argument) -> Pair | None:
+    """The numbers for rows and columns, not below zero: two, or one for both."""
     items = argument.items if isinstance(argument, Many) else (argument,)
     numbers = [item for item in items if isinstance(item, int) and not isinstance(item, bool) and item >= 0]
     return (numbers[0], numbers[-1]) if len(numbers) == len(items) and len(numbers) in (1, 2) else None

@@ -97,11 +97,10 @@ def geometry(convolution: Convolution, graph: OpGraph, width: int) -> torch.Tens
 
 
 def geometry_of_linear(linear: Linear, width: int) -> torch.Tensor:
-    """The same for a linear layer: each of its rows is a pixel of one line."""
-    shape, strides = (
-        (1, linear.channels, 1, linear.rows),
-        (linear.rows * linear.channels, 1, linear.rows * linear.channels, linear.channels),
-    )
-    rest = (1, linear.rows, 1, *linear.follows.numbers())
+    """The same for a linear layer: each of its rows is a pixel of one line, or of one line for each batch."""
+    each, channels = linear.each or linear.rows, linear.channels
+    shape = (linear.rows // each, channels, 1, each)
+    strides = (each * channels, each, each * channels, 1) if linear.each else (each * channels, 1, each * channels, channels)
+    rest = (1, each, 1, *linear.follows.numbers())
     numbers = (width, *shape, *strides, linear.features, 1, 1, 1, 1, 1, 1, 0, 0, *rest)
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")

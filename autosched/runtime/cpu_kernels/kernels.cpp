@@ -3,7 +3,9 @@
 #include "attention.h"
 #include "chain.h"
 #include "each_channel.h"
+#include "few_queries.h"
 #include "grouped.h"
+#include "pooling.h"
 #include "recurrent.h"
 #include "summed.h"
 #include "winograd.h"
@@ -24,6 +26,12 @@ void convolve_scaled(
     const int64_t* numbers) {
   const auto geometry = read<Direct>(numbers);
   Summed(geometry, picture, made, residual, bias, weights, geometry.following.read(), scale).run();
+}
+
+void attend(const float* query, float* made, const float* key, const float* value, const void* mask, const int64_t* numbers) {
+  const auto attention = read<Attention>(numbers);
+  if (attention.queries < kFewQueries) return AskingFew(attention, query, key, value, mask, made).run();
+  Attending(attention, query, key, value, mask, made).run();
 }
 
 }  // namespace
@@ -99,6 +107,11 @@ __attribute__((visibility("default"))) void autosched_chain(const float* picture
   Chain(geometry, picture, made, weights).run();
 }
 
+__attribute__((visibility("default"))) void autosched_pooling(const float* picture, float* made, const int64_t* numbers) {
+  const auto geometry = read<Pooled>(numbers);
+  geometry.mean != 0 ? Pool<true>(geometry, picture, made).run() : Pool<false>(geometry, picture, made).run();
+}
+
 __attribute__((visibility("default"))) void autosched_gru(
     const float* rows, float* made, const float* state, const float* weights, const int64_t* numbers) {
   const auto layer = read<Layer>(numbers);
@@ -113,14 +126,12 @@ __attribute__((visibility("default"))) void autosched_lstm(
 
 __attribute__((visibility("default"))) void autosched_attention(
     const float* query, float* made, const float* key, const float* value, const int64_t* numbers) {
-  const auto attention = read<Attention>(numbers);
-  Attending(attention, query, key, value, nullptr, made).run();
+  attend(query, made, key, value, nullptr, numbers);
 }
 
 __attribute__((visibility("default"))) void autosched_attention_masked(
     const float* query, float* made, const float* key, const float* value, const void* mask, const int64_t* numbers) {
-  const auto attention = read<Attention>(numbers);
-  Attending(attention, query, key, value, mask, made).run();
+  attend(query, made, key, value, mask, numbers);
 }
 
 }

@@ -47,6 +47,7 @@ class Library:
         scaled: the same with what channels are multiplied with, before the weights.
         chain: what is read, the result, weights, geometry.
         gru, lstm: what is read, the result, the state before, the cell before (of an LSTM), weights, geometry.
+        pooling: what is read, the result, geometry.
         attention: queries, the result, keys, values, the mask (if there is one), geometry; by whether there is a mask.
         loaded: keeps the code where it is.
     """
@@ -58,6 +59,7 @@ class Library:
     chain: Entry
     gru: Entry
     lstm: Entry
+    pooling: Entry
     attention: Mapping[bool, Entry]
     loaded: object
 
@@ -124,9 +126,11 @@ def _loaded(path: Path) -> Library:
         }
         for kernel, more in (("winograd", 0), ("direct", 0), ("scaled", 1))
     )
-    chain, gru, lstm = (_entry(loaded, name, beside=beside) for name, beside in (("chain", 0), ("gru", 1), ("lstm", 2)))
+    pooling, chain, gru, lstm = (
+        _entry(loaded, name, beside=beside) for name, beside in (("pooling", -1), ("chain", 0), ("gru", 1), ("lstm", 2))
+    )
     attention = {masked: _entry(loaded, f"attention{'_masked' * masked}", beside=1 + masked) for masked in either}
-    return Library(int(loaded.autosched_vector_lanes()), winograd, direct, scaled, chain, gru, lstm, attention, loaded)
+    return Library(int(loaded.autosched_vector_lanes()), winograd, direct, scaled, chain, gru, lstm, pooling, attention, loaded)
 
 
 def _entry(loaded: ctypes.CDLL, kernel: str, *, beside: int) -> Entry:

@@ -37,11 +37,12 @@ class Linear:
     """One that the kernel can compute.
 
     Args:
-        source: the slot whose memory begins with the rows, one behind the other.
+        source: the slot whose memory begins with the rows.
         weight, bias, made: slots.
         turned: whether the weight is ``[inputs, outputs]``.
         packed: the slot of what a library reads in place of the weight, or None.
         rows, channels, features: the product is ``[rows, channels] x [channels, features]``.
+        each: how many of the rows lie side by side, as columns of a matrix, one matrix behind the other; 0 if each lies by itself.
         follows: what is done to results.
     """
 
@@ -55,6 +56,7 @@ class Linear:
     channels: int
     features: int
     follows: Follows
+    each: int = 0
 
     residual = None
     after = None
@@ -123,7 +125,7 @@ def read_linear(call: Call, graph: OpGraph, windows: Mapping[int, Window] | None
     sizes = _sizes(graph, weight.value, turned="columns" in given)
     if begun is None or sizes is None:
         return None
-    slot, shape = begun
+    slot, shape, each = begun
     channels, features = sizes
     rows = math.prod(shape[:-1])
     made = graph.values[call.outputs[0]].spec
@@ -136,22 +138,38 @@ def read_linear(call: Call, graph: OpGraph, windows: Mapping[int, Window] | None
         return None
     return Linear(
         slot, weight.value, None if bias is None else bias.value, call.outputs[0], "columns" in given,
-        None if packed is None else packed.value, rows, channels, features, follows,
+        None if packed is None else packed.value, rows, channels, features, follows, each,
     )  # fmt: skip
 
 
-def _begun(slot: int, graph: OpGraph, windows: Mapping[int, Window]) -> tuple[int, tuple[int, ...]] | None:
-    """The value whose memory begins with the rows in ``slot``, and the shape of those."""
+def _begun(slot: int, graph: OpGraph, windows: Mapping[int, Window]) -> tuple[int, tuple[int, ...], int] | None:
+    """The value whose memory begins with the rows in ``slot``, the shape of those, and how many lie side by side, if they do."""
     window = windows.get(slot)
     if window is None:
         if slot < 0:
             return None
         spec = graph.values[slot].spec
-        return (slot, spec.shape) if len(spec.shape) >= 2 and is_dense(spec) else None
+        each = _side_by_side(spec)
+        return None if each is None else (slot, spec.shape, each)
     spec = graph.values[window.of].spec
     as_seen = TensorSpec(window.size, spec.dtype, window.stride)
-    inside = window.offset == 0 and is_dense(spec) and is_dense(as_seen) and as_seen.elements <= spec.elements
-    return (window.of, window.size) if inside and len(window.size) >= 2 else None
+    each = _side_by_side(as_seen)
+    inside = window.offset == 0 and is_dense(spec) and as_seen.elements <= spec.elements
+    return (window.of, window.size, each) if inside and each is not None else None
+
+
+def _side_by_side(spec: TensorSpec) -> int | None:
+    """0 where rows lie one behind the other; how many lie side by side where a matrix, or each of a batch, is turned; else None."""
+    if len(spec.shape) < 2:
+        return None
+    if is_dense(spec):
+        return 0
+    *batch, rows, channels = range(len(spec.shape))
+    order = (*batch, channels, rows)
+    if len(spec.strides) != len(spec.shape):
+        return None
+    turned = TensorSpec(tuple(spec.shape[dim] for dim in order), spec.dtype, tuple(spec.strides[dim] for dim in order))
+    return spec.shape[rows] if is_dense(turned) else None
 
 
 def _sizes(graph: OpGraph, weight: int, *, turned: bool) -> tuple[int, int] | None:

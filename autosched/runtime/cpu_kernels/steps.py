@@ -10,13 +10,20 @@ from typing import Any
 
 import torch
 
-from autosched.config import own_attention_wanted, own_convolutions_wanted, own_products_wanted, own_recurrence_wanted, winograd_wanted
+from autosched.config import (
+    own_attention_wanted,
+    own_convolutions_wanted,
+    own_pooling_wanted,
+    own_products_wanted,
+    own_recurrence_wanted,
+    winograd_wanted,
+)
 from autosched.core.from_outside import let_through
 from autosched.core.graph import Operator, OpGraph
 from autosched.core.program import Call
 from autosched.core.variants import Variant
 from autosched.runtime.calls import Kernel, Slots, compile_call
-from autosched.runtime.cpu_kernels import attention, chain, direct, recurrent, winograd
+from autosched.runtime.cpu_kernels import attention, chain, direct, pooling, recurrent, winograd
 from autosched.runtime.cpu_kernels.convolution import Convolution
 from autosched.runtime.cpu_kernels.library import Entry, Library, kernel_library, kernels_built, kernels_obstacle
 from autosched.runtime.cpu_kernels.linear import Linear, may_be_linear, read_linear
@@ -44,7 +51,7 @@ Weights = MutableMapping[tuple[tuple[int, ...], int, bool], torch.Tensor]
 """Weights as a kernel multiplies with them: by the values that hold them otherwise, the variant, and whether they are turned."""
 
 
-Computed = Convolution | chain.Chain | Linear | recurrent.Recurrence | attention.Attention
+Computed = Convolution | chain.Chain | Linear | recurrent.Recurrence | attention.Attention | pooling.Pooling
 """What a kernel computes in the place of a call, or of two."""
 
 
@@ -89,6 +96,17 @@ def _beside(item: Convolution | Linear) -> tuple[bool, bool]:
 
 def _factors(item: Linear, weights: list[torch.Tensor], lanes: int) -> torch.Tensor:
     return in_blocks((weights[0] if item.turned else weights[0].t()).unsqueeze(0), lanes)
+
+
+_POOLING = _Way(
+    own_pooling_wanted,
+    "AUTOSCHED_POOLING",
+    lambda call, graph, calls: pooling.read_pooling(call, graph),
+    None,
+    pooling.geometry,
+    lambda library, item: library.pooling,
+    "only pictures of float32, channels last, are pooled so",
+)
 
 
 WAYS: Mapping[int, _Way] = {
@@ -140,6 +158,7 @@ WAYS: Mapping[int, _Way] = {
         lambda library, item: library.attention[item.mask is not None],
         "only attention of float32, with some queries and not too many keys, is computed so",
     ),
+    Variant.OWN_POOLING: _POOLING,
 }
 """By variant."""
 
@@ -167,6 +186,8 @@ def own_variants(operator: Operator, graph: OpGraph) -> tuple[Variant, ...]:
         found.append(Variant.OWN_RECURRENCE)
     if attention.may_be_attention(operator, graph):
         found.append(Variant.OWN_ATTENTION)
+    if pooling.may_be_pooling(operator, graph):
+        found.append(Variant.OWN_POOLING)
     return tuple(found)
 
 
@@ -215,11 +236,12 @@ def own_kernel(operator: Operator, bound: BoundProgram, width: int, variant: int
         if (item := found.get(call)) is None:
             steps.append(compile_call(call, bound.device))
             continue
-        factors = _packed(item, way, bound, variant, library, weights)
+        its = _POOLING if isinstance(item, pooling.Pooling) else way
+        factors = _packed(item, its, bound, variant, library, weights)
         if isinstance(factors, str):
             return Refused(factors)
-        entry = way.entry(library, item)
-        kernel = RunKernel(entry.name, entry.address, _tensors(item), library, (*factors, way.numbers(item, graph, width)))
+        entry = its.entry(library, item)
+        kernel = RunKernel(entry.name, entry.address, _tensors(item), library, (*factors, its.numbers(item, graph, width)))
         steps.append(_step(item, graph, kernel, entry.call))
         if item.after is not None:
             steps.append(compile_call(item.after, bound.device))
@@ -279,7 +301,13 @@ def _calls(kernel: Kernel, operator: Operator) -> _Calls | None:
 
 
 def _found(calls: _Calls, way: _Way, graph: OpGraph) -> dict[Call, Computed]:
-    return {call: item for call in calls.calls if (item := way.read(call, graph, calls)) is not None}
+    """What is computed so; and with it what is pooled, whatever the way."""
+
+    def those(of: _Way) -> dict[Call, Computed]:
+        return {call: item for call in calls.calls if (item := of.read(call, graph, calls)) is not None}
+
+    found = those(way)
+    return {**those(_POOLING), **found} if found else {}
 
 
 def _done_with(found: Mapping[Call, Computed]) -> set[Call]:

@@ -109,6 +109,18 @@ Vector at_least(Vector value, float least) {
 #endif
 }
 
+// Not a number where one of both is none.
+Vector largest(Vector value, Vector other) {
+#if defined(__AVX512F__)
+  const Vector more = _mm512_max_ps(value, other);
+#elif defined(__AVX__)
+  const Vector more = _mm256_max_ps(value, other);
+#else
+  const Vector more = value > other ? value : other;
+#endif
+  return value != value ? value : more;
+}
+
 Vector at_most(Vector value, float most) {
 #if defined(__AVX512F__)
   return _mm512_min_ps(spread(most), value);

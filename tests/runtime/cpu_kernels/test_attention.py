@@ -110,6 +110,23 @@ CASES: dict[str, tuple[tuple[int, ...], torch.Tensor | None, dict[str, Any]]] = 
     "added, two dimensions": ((2, 4, 4, 20, 50, 32, 32), added(20, 50), {}),
     "added, the same to every key": ((1, 4, 4, 20, 50, 32, 32), added(1, 1, 20, 1), {}),
     "added, expanded": ((2, 4, 4, 20, 50, 32, 32), added(2, 1, 1, 50), {"expanded": True}),
+    "a query": ((1, 6, 6, 1, 100, 64, 64), None, {}),
+    "a query, widths that fill no vectors": ((2, 3, 3, 1, 13, 22, 7), None, {}),
+    "a query, a width of one": ((1, 2, 2, 1, 5, 1, 1), None, {}),
+    "a query, wide": ((1, 2, 2, 1, 33, 150, 200), None, {}),
+    "a query, one key": ((1, 2, 2, 1, 1, 16, 16), None, {}),
+    "a query, very many keys": ((1, 1, 1, 1, 9000, 32, 32), None, {}),
+    "a query, shared heads": ((2, 8, 2, 1, 33, 32, 48), hidden(2, 1, 1, 33), {"enable_gqa": True}),
+    "a query, hidden keys": ((2, 4, 4, 1, 50, 32, 32), hidden(2, 1, 1, 50), {}),
+    "a query, all or nothing hidden": ((1, 2, 2, 1, 50, 32, 32), torch.arange(2).reshape(1, 2, 1, 1) > 0, {}),
+    "a query, most of a cache empty": ((2, 4, 4, 1, 512, 64, 64), (torch.arange(512) - 100).abs().reshape(1, 1, 1, 512) < 17, {}),
+    "a query, most of a cache empty, by numbers": (
+        (2, 4, 4, 1, 512, 64, 64), torch.zeros(512).masked_fill((torch.arange(512) - 100).abs() > 16, -math.inf).reshape(1, 512), {},
+    ),
+    "few queries": ((2, 6, 3, 7, 50, 32, 32), added(2, 6, 7, 50), {"enable_gqa": True}),
+    "few queries, causal": ((2, 3, 3, 5, 9, 32, 32), None, {"is_causal": True}),
+    "few queries, causal, fewer keys": ((2, 3, 3, 7, 4, 32, 32), None, {"is_causal": True}),
+    "few queries, each with keys of its own": ((1, 4, 2, 3, 60, 32, 32), torch.eye(3).repeat_interleave(20, 1) > 0, {"enable_gqa": True}),
     "added, as far as float32 goes": ((2, 4, 4, 20, 50, 32, 32), (~hidden(2, 1, 20, 50)) * torch.finfo(torch.float32).min, {}),
 }  # fmt: skip
 
@@ -129,19 +146,25 @@ def test_it_computes_what_the_model_does(name: str) -> None:
 
 def test_no_bit_depends_on_the_number_of_threads() -> None:
     """Of so many heads and queries that threads divide them."""
-    for shape, options in (((1, 3, 3, 100, 90, 32, 32), {}), ((1, 1, 1, 300, 300, 64, 64), {"is_causal": True})):
+    few = (3, 8, 4, 3, 1500, 64, 64)
+    for shape, options in (
+        ((1, 3, 3, 100, 90, 32, 32), {}),
+        ((1, 1, 1, 300, 300, 64, 64), {"is_causal": True}),
+        (few, {"enable_gqa": True}),
+    ):
         inputs = inputs_of(shape)
         found = capture(Net(**options), inputs, lowering=Lowering.REWRITTEN)
         outputs = [bound_with(found, OWN, width)[0].run(list(inputs))[0] for width in (1, 2, 3, 8)]
         assert all(torch.equal(outputs[0], other) for other in outputs[1:])
 
 
+@pytest.mark.parametrize("queries", [4, 20])
 @pytest.mark.parametrize("by", ["booleans", "numbers"])
-def test_a_query_that_sees_nothing_gets_zeros(by: str) -> None:
-    seen = hidden(1, 1, 20, 50)
+def test_a_query_that_sees_nothing_gets_zeros(by: str, queries: int) -> None:
+    seen = hidden(1, 1, queries, 50)
     seen[..., 3, :] = False
-    mask = seen if by == "booleans" else torch.zeros(1, 1, 20, 50).masked_fill(~seen, -math.inf)
-    inputs = inputs_of((1, 2, 2, 20, 50, 32, 32), mask)
+    mask = seen if by == "booleans" else torch.zeros(1, 1, queries, 50).masked_fill(~seen, -math.inf)
+    inputs = inputs_of((1, 2, 2, queries, 50, 32, 32), mask)
     [got] = bound_with(capture(Net(), inputs, lowering=Lowering.REWRITTEN), OWN)[0].run(list(inputs))
     assert not got[:, :, 3].any()
     assert torch.allclose(got, Net()(*inputs), atol=2e-6)
@@ -157,9 +180,18 @@ def test_scores_far_apart() -> None:
         assert torch.allclose(got.double(), wanted, atol=3e-7 * scale)
 
 
-def test_not_a_number_stays_in_its_rows() -> None:
-    query, key, value = inputs_of((1, 2, 2, 40, 50, 32, 32))
-    query[0, 0, 5, 3], query[0, 1, 7, 0] = math.nan, math.inf
+def test_of_queries_that_see_nothing_at_all_nothing_is_read() -> None:
+    query, key, value = inputs_of((1, 2, 2, 2, 50, 32, 32))
+    key[:], value[:] = math.nan, math.nan
+    inputs = (query, key, value, torch.zeros(1, 1, 2, 50, dtype=torch.bool))
+    [got] = bound_with(capture(Net(), inputs, lowering=Lowering.REWRITTEN), OWN)[0].run(list(inputs))
+    assert torch.equal(got, torch.zeros_like(got))
+
+
+@pytest.mark.parametrize("queries", [7, 40])
+def test_not_a_number_stays_in_its_rows(queries: int) -> None:
+    query, key, value = inputs_of((1, 2, 2, queries, 50, 32, 32))
+    query[0, 0, 5, 3], query[0, 1, 6, 0] = math.nan, math.inf
     value[0, 1, 9, 4] = math.nan
     [got] = bound_with(capture(Net(), (query, key, value), lowering=Lowering.REWRITTEN), OWN)[0].run([query, key, value])
     wanted = Net()(query, key, value)
@@ -170,7 +202,12 @@ def test_not_a_number_stays_in_its_rows() -> None:
 
 
 def test_instructions_do_what_the_kernel_does_also_without_the_interpreter() -> None:
-    for inputs, model in (((torch.randn(2, 33, 64),), Block()), (inputs_of((2, 4, 4, 20, 50, 32, 32), hidden(20, 50)), Net())):
+    few = inputs_of((2, 4, 4, 2, 50, 32, 32), hidden(2, 50))
+    for inputs, model in (
+        ((torch.randn(2, 33, 64),), Block()),
+        (inputs_of((2, 4, 4, 20, 50, 32, 32), hidden(20, 50)), Net()),
+        (few, Net()),
+    ):
         found = capture(model.eval(), inputs, lowering=Lowering.REWRITTEN)
         bound, offered = bound_with(found, OWN)
         assert offered
@@ -187,7 +224,7 @@ def test_other_tensors_than_it_was_made_for_are_refused_when_it_runs() -> None:
 
 
 LEFT_ALONE: dict[str, tuple[tuple[torch.Tensor, ...], dict[str, Any]]] = {
-    "few queries": (inputs_of((1, 2, 2, 7, 50, 32, 32)), {}),
+    "a query, more keys than are kept": (inputs_of((1, 1, 1, 1, 32769, 8, 8)), {}),
     "very many keys": (inputs_of((1, 1, 1, 8, 4097, 8, 8)), {}),
     "sixteen bits": (tuple(tensor.bfloat16() for tensor in inputs_of((1, 2, 2, 20, 50, 32, 32))), {}),
     "three dimensions": (tuple(tensor[0] for tensor in inputs_of((1, 2, 2, 20, 50, 32, 32))), {}),

@@ -1,0 +1,134 @@
+// What kernels of attention have in common: what they are told, what hides a score, and softmax.
+#pragma once
+
+#include "activations.h"
+#include "geometry.h"
+#include "parallel.h"
+#include "scratch.h"
+#include "vectors.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+namespace {
+
+enum class Mask : int64_t { kNone, kAdded, kSeen };
+
+// Where the numbers of one tensor are, in elements: each head of each item of a batch has rows of numbers side by side.
+struct Heads {
+  int64_t offset, batch_stride, head_stride, row_stride;
+
+  int64_t at(int64_t item, int64_t head) const { return offset + item * batch_stride + head * head_stride; }
+};
+
+// As many numbers as ``attention.geometry`` writes, in its order.
+struct Attention {
+  int64_t threads;
+  int64_t batch, heads, sharing, queries, keys, width, features;  // ``sharing``: so many heads of queries have the same keys and values
+  Heads query, key, value, made, mask;
+  int64_t mask_step;  // from a key to the next: 0 or 1
+  int64_t masked, causal;  // a ``Mask``, and whether a query sees no key behind its own place
+  int64_t scale;  // the bits of a float
+};
+
+constexpr int64_t kFour = 4;
+using Four = float __attribute__((vector_size(kFour * sizeof(float))));
+
+template <int Place>
+float taken(Four one, Four other) {
+  return Place < kFour ? one[Place % kFour] : other[Place % kFour];
+}
+
+// Written so that every compiler knows it; all make one instruction of it, or two.
+template <int First, int Second, int Third, int Fourth>
+Four shuffled(Four one, Four other) {
+  return Four{taken<First>(one, other), taken<Second>(one, other), taken<Third>(one, other), taken<Fourth>(one, other)};
+}
+
+// So many that they fill vectors.
+int64_t whole(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
+// A vector of scores; behind the first ``count`` of them what has no power.
+Vector scores_of(const float* from, int64_t count) {
+  const Vector there = load<Vector>(from);
+  if (count >= kLanes) return there;
+  Bits place{};
+  for (int lane = 0; lane < kLanes; ++lane) place[lane] = lane;
+  return place < static_cast<int32_t>(count) ? there : spread(-INFINITY);
+}
+
+// Of ``count`` scores the powers of e, and what makes their sum one; zeros from there to ``all``. Where nothing is seen nothing is the result.
+float powers(float* scores, int64_t count, int64_t all) {
+  Vector most = spread(-INFINITY);
+  for (int64_t place = 0; place < count; place += kLanes) {
+    const Vector there = scores_of(scores + place, count - place);
+    most = there > most ? there : most;
+  }
+  float largest = most[0];
+  for (int lane = 1; lane < kLanes; ++lane) largest = std::max(largest, most[lane]);
+  const Vector less = spread(largest == -INFINITY ? 0.0f : largest);
+  Vector sums = {};
+  for (int64_t place = 0; place < count; place += kLanes) {
+    const Vector power = exponential_below_zero(scores_of(scores + place, count - place) - less);
+    sums += power;
+    store(scores + place, power);
+  }
+  std::fill(scores + std::min(whole(count), all), scores + all, 0.0f);
+  float sum = 0.0f;
+  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
+  return sum == 0.0f ? 0.0f : 1.0f / sum;
+}
+
+thread_local Scratch attention_scratch;
+
+// Masks of booleans or of numbers, or none.
+class Hiding {
+ public:
+  Hiding(const Attention& geometry, const void* mask) : g(geometry), mask(mask) {}
+
+  // Its part in ``count`` scores of a query, those of the keys from ``first`` on.
+  void hide(int64_t item, int64_t head, int64_t row, int64_t first, int64_t count, float* scores) const {
+    if (static_cast<Mask>(g.masked) == Mask::kNone) return;
+    const int64_t from = g.mask.at(item, head) + row * g.mask.row_stride + first * g.mask_step;
+    if (static_cast<Mask>(g.masked) == Mask::kSeen) {
+      const bool* const seen = static_cast<const bool*>(mask) + from;
+      if (g.mask_step == 0) {
+        if (!*seen) std::fill_n(scores, count, -INFINITY);
+      } else {
+        int64_t place = 0;
+        for (; place + kLanes <= count; place += kLanes) {
+          store(scores + place, load_booleans(seen + place) != 0 ? load<Vector>(scores + place) : spread(-INFINITY));
+        }
+        for (; place < count; ++place) scores[place] = seen[place] ? scores[place] : -INFINITY;
+      }
+      return;
+    }
+    const float* const added = static_cast<const float*>(mask) + from;
+    if (g.mask_step == 0) {
+      for (int64_t place = 0; place < count; ++place) scores[place] += *added;
+    } else {
+      for (int64_t place = 0; place < count; ++place) scores[place] += added[place];
+    }
+  }
+
+  // Of the first ``count`` keys, those between the first and the last that a query sees.
+  Share seen(int64_t item, int64_t head, int64_t row, int64_t count) const {
+    const auto kind = static_cast<Mask>(g.masked);
+    if (kind == Mask::kNone || g.mask_step == 0) return {0, count};
+    const int64_t from = g.mask.at(item, head) + row * g.mask.row_stride;
+    const bool* const seen = static_cast<const bool*>(mask) + from;
+    const float* const added = static_cast<const float*>(mask) + from;
+    const auto hidden = [&](int64_t place) { return kind == Mask::kSeen ? !seen[place] : added[place] == -INFINITY; };
+    int64_t first = 0, last = count;
+    while (first < last && hidden(first)) ++first;
+    while (last > first && hidden(last - 1)) --last;
+    return {first, last};
+  }
+
+ private:
+  const Attention& g;
+  const void* mask;
+};
+
+}  // namespace
