@@ -224,10 +224,13 @@ def _native_lanes() -> Finding:
 
 
 def _own_kernels() -> Finding:
-    from autosched.runtime.cpu_kernels.library import kernels_built
+    from autosched.runtime.cpu_kernels.library import kernel_library, kernels_built
     from autosched.runtime.cpu_kernels.steps import WAYS, missing_kernel
 
-    if why := next(filter(None, map(missing_kernel, WAYS)), ""):
+    why = next(filter(None, map(missing_kernel, WAYS)), "")
+    if not why and kernels_built() and isinstance(found := kernel_library(), str):
+        why = found  # what is there may be none that this system runs
+    if why:
         advice = "without them, convolutions, small matrix products, recurrent layers and attention on a CPU may take several times as long"
         return Finding("own kernels", State.MISSING, why, advice)
     if kernels_built():

@@ -287,8 +287,9 @@ class Binder:
         """Parameters and buffers now, those apart that the model itself replaces."""
         state = {binding.name for binding in program.state}
         # What is in a buffer a model may well change itself, and nothing tells who it was.
-        found = {name: (tensor, 0) for name, tensor in self.model.named_buffers() if name not in state}
-        return {**found, **{name: (tensor, version_of(tensor)) for name, tensor in self.model.named_parameters() if name not in state}}
+        found = {name: (tensor, 0, 0) for name, tensor in self.model.named_buffers() if name not in state}
+        parameters = {name: tensor for name, tensor in self.model.named_parameters() if name not in state}
+        return {**found, **{name: (tensor, version_of(tensor), _place(tensor)) for name, tensor in parameters.items()}}
 
     def _verify(self, bundle: Bundle, bound: BoundProgram, runner: Callable[[], Runner], reads: Reads | None, seed: int) -> float:
         """Audit the operators, then compare the schedule's outputs with the model's; the largest absolute difference.
@@ -371,12 +372,17 @@ class Binder:
         return compare(output_tensors(whole_answer(program, made)), output_tensors(answer)).max_abs_error
 
 
-_Tensors = dict[str, tuple[torch.Tensor, int]]
-"""Parameters and buffers by name, with how often a parameter was changed."""
+_Tensors = dict[str, tuple[torch.Tensor, int, int]]
+"""Parameters and buffers by name, with how often a parameter was changed, and where its memory is."""
 
 
-def _same(now: tuple[torch.Tensor, int] | None, before: tuple[torch.Tensor, int]) -> bool:
-    return now is not None and now[0] is before[0] and now[1] == before[1]
+def _same(now: tuple[torch.Tensor, int, int] | None, before: tuple[torch.Tensor, int, int]) -> bool:
+    return now is not None and now[0] is before[0] and now[1:] == before[1:]
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Where its memory is: another one is given to it (``parameter.data = ...``, ``module.to(...)``) past PyTorch's count."""
+    return tensor.data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _is_telling(program: Program, item: InputSpec) -> bool:

@@ -18,6 +18,7 @@ import torch
 
 from autosched.core.standing_aside import all_aside
 from autosched.runtime.forking import outlive_forks, rest_openmp
+from autosched.runtime.host_key import cores_of_thread
 from autosched.runtime.lane_pool import threads_are_real
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -43,9 +44,9 @@ class CallingThreads:
         self._forget()
         outlive_forks(self)
 
-    def run(self, run: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What ``run(inputs)`` returns or raises, by whichever thread is the better one."""
-        owner = self._owner_for(threading.get_ident())
+    def run(self, run: Run, inputs: Sequence[torch.Tensor], *, threads: int = 1) -> list[torch.Tensor]:
+        """What ``run(inputs)``, which takes so many threads, returns or raises, by whichever thread is the better one."""
+        owner = self._owner_for(threading.get_ident(), threads)
         if owner is None:
             self._has_team.yes = True
             return run(inputs)
@@ -74,7 +75,7 @@ class CallingThreads:
         self._shared = False
         self._owner: _Owner | None = None
 
-    def _owner_for(self, caller: int) -> _Owner | None:
+    def _owner_for(self, caller: int, threads: int) -> _Owner | None:
         """Who runs what ``caller`` calls; ``None`` for itself."""
         owner = self._owner
         if owner is not None and caller == owner.ident:
@@ -93,6 +94,8 @@ class CallingThreads:
             if not self._shared:
                 return None
             if self._owner is None:
+                if cores_of_thread() < threads:
+                    return None  # all calls would have the few cores of this one, for good
                 try:
                     self._owner = _Owner()
                 except RuntimeError:

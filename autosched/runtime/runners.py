@@ -58,7 +58,7 @@ def runner_factory(device: torch.device) -> RunnerFactory:
         run = partial(_with_cores, executor.run, executor.widest) if executor.widest > 1 else executor.run
         # Where there is room for two runs beside each other, each calling thread has its own.
         crowded = executor.team > 1 and 2 * executor.team > usable_cores()
-        return partial(calling_threads.run, run) if crowded and handed_over else run
+        return partial(calling_threads.run, run, threads=executor.team) if crowded and handed_over else run
 
     return runner
 

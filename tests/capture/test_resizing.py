@@ -99,6 +99,8 @@ STAYING: dict[str, Body] = {
     "read by another, too": lambda m, small, large: ((y := larger(small)).relu(), m.one(y)),
     "which leaves the model": lambda m, small, large: (y := larger(small), m.one(y)),
     "concatenated along the rows": lambda m, small, large: m.one(torch.cat([larger(small), larger(small)], 2)),
+    "concatenated with booleans": lambda m, small, large: m.both(torch.cat([larger(small), large > 0], 1)),
+    "concatenated with wider numbers": lambda m, small, large: m.both(torch.cat([larger(small.bfloat16()), large], 1)),
     "with a weight that comes from outside": lambda m, small, large: F.conv2d(larger(small), large.flatten()[:1280].view(16, 80, 1, 1)),
 }
 

@@ -478,6 +478,13 @@ def test_a_block_with_branches_is_one_packed_convolution():
         torch.testing.assert_close(bind(captured.program, captured.constants).run([x])[0], model(x), rtol=1e-4, atol=1e-4)
 
 
+def test_what_multiplies_rows_stays():
+    # A weight of one dimension makes a number of each row.
+    linear = nn.functional.linear
+    for body in (lambda m, x: linear(x, m.norm.weight) * m.norm.bias, lambda m, x: linear(x, m.norm.weight) + m.norm.bias):
+        check(Apply(body, norm=nn.LayerNorm(8)), (torch.randn(8, 8),), fold_channel_scales, expected=0)
+
+
 @pytest.mark.parametrize(("dimensions", "affine"), [(1, False), (2, True), (3, False)])
 def test_a_norm_of_each_channel_is_one_of_groups_of_one(dimensions, affine):
     """Also where the mean is large, behind a packed convolution, and on a picture of one channel."""

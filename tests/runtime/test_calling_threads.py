@@ -83,6 +83,23 @@ def test_threads_that_take_turns_have_one_that_runs_all(callers: CallingThreads,
     assert {callers.run(_who, [])[0], *(pool.submit(callers.run, _who, []).result()[0] for pool in others)} == {owner}
 
 
+def test_a_thread_of_few_cores_starts_none_that_runs_all(
+    callers: CallingThreads, others: list[ThreadPoolExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned = _ident(others[0])
+    monkeypatch.setattr(calling_threads, "cores_of_thread", lambda: 1 if threading.get_ident() == pinned else 2)
+
+    def ran(pool: ThreadPoolExecutor) -> int:
+        return int(pool.submit(callers.run, _who, [], threads=2).result()[0])
+
+    callers.run(_who, [], threads=2)
+    # What it starts has its cores, too.
+    assert ran(others[0]) == pinned
+    owner = ran(others[1])
+    assert owner not in {pinned, _ident(others[1])}
+    assert ran(others[0]) == owner
+
+
 def test_where_threads_are_turns_of_one_each_runs_its_calls(
     callers: CallingThreads, others: list[ThreadPoolExecutor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,7 +310,7 @@ def test_schedules_that_want_most_cores_are_run_by_one_thread(
     runs: list[Callable[..., Any]] = []
     fresh = CallingThreads()
     original = fresh.run
-    monkeypatch.setattr(fresh, "run", lambda run, inputs: runs.append(run) or original(run, inputs))
+    monkeypatch.setattr(fresh, "run", lambda run, inputs, **how: runs.append(run) or original(run, inputs, **how))
     monkeypatch.setattr(runners, "calling_threads", fresh)
     monkeypatch.setattr(runners, "usable_cores", lambda: cores)
     model = TwoBranches().eval()

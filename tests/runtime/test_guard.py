@@ -377,6 +377,28 @@ def test_weights_that_are_replaced_while_it_is_loaded_retire_nothing() -> None:
     assert loaded.report().calls == 1
 
 
+@pytest.mark.filterwarnings("ignore::autosched.FallbackWarning")
+def test_weights_that_are_given_other_memory_while_it_is_loaded_retire_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TwoBranches().eval()
+    data = encode_bundle(two_branches_bundle(model))
+    coming = [TwoBranches(seed=seed).right.weight.detach().clone() for seed in range(4, 8)]
+    forward = TwoBranches.forward
+
+    def swapped(self: TwoBranches, x: torch.Tensor, *, more: dict[str, Any]) -> dict[str, Any]:
+        if coming:
+            self.right.weight.data = coming.pop()
+        return forward(self, x, more=more)
+
+    monkeypatch.setattr(TwoBranches, "forward", swapped)
+    loaded = load(data, model)
+    args, kwargs = two_branches_inputs(3)
+    while coming:
+        loaded(*args, **kwargs)
+    assert _agrees(loaded, model)
+    assert loaded.report().scheduled
+    assert loaded.report().calls == 1
+
+
 def test_an_unseen_change_is_read_by_refresh(strict: LoadedModel, model: TwoBranches) -> None:
     # One number between those that are looked at.
     model.right.weight.data[3, 3] = 30.0

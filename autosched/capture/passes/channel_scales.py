@@ -66,8 +66,9 @@ def _product(node: Node, draft: Draft, fixed: set[int], plain: set[int]) -> _Pro
     found: _Product | None = None
     if node.target == "aten::linear.default":
         weight = node.tensor("weight")
-        # One that is computed otherwise than here may be of numbers of few bits, which a loop reads as they are.
-        if weight in plain:
+        # One that is computed otherwise than here may be of numbers of few bits, which a loop reads as they are. One of one dimension makes
+        # a number of each row.
+        if weight in plain and len(draft.specs[weight].shape) == 2:
             found = _Product(weight, node.tensor("bias"), 0, len(draft.specs[node.outputs[0]].shape) - 1)
     elif is_fixed_norm(node, fixed):
         weight = node.tensor("weight")

@@ -74,8 +74,8 @@ def _parts(convolution: Convolution, alone: Mapping[int, Node], written: set[int
         values = [item.value for item in given if isinstance(item, Ref)] if isinstance(given, list) else []
     parts: list[_Part] = []
     for value in values:
-        if len(draft.specs[value].shape) != rank:
-            return []  # one that has nothing may have any shape
+        if len(draft.specs[value].shape) != rank or draft.specs[value].dtype != draft.specs[convolution.source].dtype:
+            return []  # one that has nothing may have any shape, and others become what the widest is
         first, resize = parts[-1].last if parts else 0, alone.get(value)
         source = resize.tensor("input") if resize is not None and resize.target in RESIZES else None
         # What it reads is read later now.

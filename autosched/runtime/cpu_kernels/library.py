@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autosched.core.forks import RenewedLock
 from autosched.runtime.host_key import processor_digest
-from autosched.runtime.native.compiler import Recipe, no_compiler
+from autosched.runtime.native.compiler import Recipe, no_compiler, not_loaded
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def _library() -> Library | str:
     try:
         return _loaded(path)
     except (OSError, AttributeError) as error:
-        return f"what was built cannot be loaded ({str(error).splitlines()[0]}); after 'autosched cache clear native' it is built anew"
+        return not_loaded(path, error)
 
 
 def _loaded(path: Path) -> Library:

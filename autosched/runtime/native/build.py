@@ -20,7 +20,7 @@ import torch
 from autosched.config import native_dir, native_lanes_wanted
 from autosched.core.forks import RenewedLock
 from autosched.core.records import Engine
-from autosched.runtime.native.compiler import Recipe, no_compiler
+from autosched.runtime.native.compiler import Recipe, no_compiler, not_loaded
 
 _log = logging.getLogger(__name__)
 
@@ -149,10 +149,7 @@ def _load(path: Path) -> None:
         operators = getattr(torch.ops, _NAMESPACE)
         found = {name: getattr(operators, name).default for name in Library.__slots__ if name not in functions}
     except (OSError, AttributeError, RuntimeError) as error:
-        # It is found again also where another compiler would do better: the name does not say which built it.
-        _state.refused = (
-            f"what was built cannot be loaded ({str(error).splitlines()[0]}); after 'autosched cache clear native' it is built anew"
-        )
+        _state.refused = not_loaded(path, error)
         return
     # The operator itself, where it can be had: what lies around it takes a microsecond.
     called = {name: getattr(function, "_op", function) for name, function in found.items()}

@@ -98,6 +98,16 @@ class Recipe:
         return self.find() or f"what was built cannot be read back from {folder}, or others may write it there"
 
 
+def not_loaded(path: Path, error: Exception) -> str:
+    """What to say of a library that is what was written, and that ``error`` came of loading."""
+    # It is found again also where another compiler would do better: the name does not say which built it.
+    advice = "after 'autosched cache clear native' it is built anew"
+    with contextlib.suppress(OSError):
+        if os.statvfs(path).f_flag & os.ST_NOEXEC:
+            advice = "nothing that lies there may be run (noexec): set AUTOSCHED_CACHE to a folder on another file system"
+    return f"what was built cannot be loaded ({str(error).splitlines()[0]}); {advice}"
+
+
 def no_compiler() -> str:
     """Why nothing can be compiled here, as far as can be told without trying; empty if nothing is in the way."""
     return "" if compiler() else "there is no C++ compiler; install g++ or clang++, or name one in CXX"

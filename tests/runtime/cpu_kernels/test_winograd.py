@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import os
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -393,6 +396,24 @@ def test_doctor_says_whether_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "no C++ compiler" in doctor._own_kernels().detail
     monkeypatch.setenv("AUTOSCHED_WINOGRAD", "0")
     assert doctor._own_kernels().state is doctor.State.MISSING
+
+
+@pytest.mark.parametrize(
+    ("flags", "advice"), [(0, "it is built anew"), (os.ST_NOEXEC, "set AUTOSCHED_CACHE to a folder on another file system")]
+)
+def test_doctor_says_what_keeps_it_from_being_loaded(flags: int, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autosched import doctor
+
+    def refuse(path: str) -> None:
+        raise OSError(f"{path}: failed to map segment from shared object")
+
+    monkeypatch.setattr(libraries, "_state", libraries._State())
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    monkeypatch.setattr(os, "statvfs", lambda path: types.SimpleNamespace(f_flag=flags))
+    found = doctor._own_kernels()
+    assert found.state is doctor.State.MISSING
+    assert "failed to map" in found.detail
+    assert advice in found.detail
 
 
 @pytest.mark.parametrize("outputs", [2, 4])
