@@ -46,7 +46,7 @@ def child(name: str, file: str, threads: int, kept: bool, calls: int) -> None:
     from autosched.runtime.calling_threads import CallingThreads
 
     if kept:
-        setattr(CallingThreads, "run", lambda self, run, inputs: run(inputs))  # noqa: B010
+        setattr(CallingThreads, "run", lambda self, run, inputs, threads: run(inputs))  # noqa: B010
         setattr(CallingThreads, "let_go", lambda self: None)  # noqa: B010
     model, args, kwargs = build(name)
     fast = autosched.load(file, model, strict=True)

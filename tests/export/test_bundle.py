@@ -215,7 +215,7 @@ def test_a_variant_that_schema_2_lacks_raises_the_schema_and_no_other_does(bundl
             found: int = json.loads(archive.read("manifest.json"))["schema"]
         return found
 
-    assert [schema(variant) for variant in Variant] == [2, 2, 2, 2, 3, 4, 6, 7, 7, 8, 9, 9, 10, 11]
+    assert [schema(variant) for variant in Variant] == [2, 2, 2, 2, 3, 4, 6, 7, 7, 8, 9, 9, 10, 11, 12]
 
 
 @pytest.mark.parametrize(

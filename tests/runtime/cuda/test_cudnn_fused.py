@@ -69,7 +69,8 @@ MATCHED: dict[str, tuple[Body, int]] = {
     "residual first": (lambda m, x: torch.relu(x + m.a(x)), 3),
     "scaled residual": (lambda m, x: torch.relu(torch.add(m.a(x), x, alpha=0.5)), 3),
     "more after it": (lambda m, x: F.max_pool2d(torch.relu(m.a(x)), 2), 2),
-    "two convolutions": (lambda m, x: torch.relu(m.a(x) + m.b(x)), 3),
+    "two convolutions": (lambda m, x: torch.relu(m.a(x) + m.b(torch.sin(x))), 3),
+    "number added": (lambda m, x: torch.relu(m.a(x) + 2.0), 2),
 }
 
 
@@ -97,7 +98,6 @@ UNMATCHED: dict[str, Body] = {
     "added to itself": lambda m, x: (lambda y: torch.relu(y + y))(m.a(x)),
     "sum read again": lambda m, x: (lambda y: torch.relu(y) * y)(m.a(x) + x),
     "broadcast residual": lambda m, x: torch.relu(m.a(x) + x[:, :, :1]),
-    "number added": lambda m, x: torch.relu(m.a(x) + 2.0),
     "factor on the convolution": lambda m, x: torch.relu(torch.add(x, m.a(x), alpha=0.5)),
     "relu of another": lambda m, x: m.a(x) * torch.relu(x),
     "more padding on one side": lambda m, x: torch.relu(m.named(x)),
