@@ -70,6 +70,12 @@ class Node:
         item = self.argument(name)
         return item.value if isinstance(item, Ref) else None
 
+    def become(self, layer: Node, weight: int, bias: int | None) -> None:
+        """Compute what ``layer``, a convolution or a linear layer, does of the same numbers with that weight and bias."""
+        self.op = layer.op
+        self.args = (layer.args[0], Ref(weight), None if bias is None else Ref(bias), *layer.args[3:])
+        self.kwargs = {name: item for name, item in layer.kwargs.items() if name not in ("weight", "bias")}
+
     def substitute(self, mapping: Mapping[int, int]) -> None:
         """Replace argument ids by what ``mapping`` says."""
 
@@ -159,6 +165,12 @@ class Draft:
         """A value id not used before."""
         self.next_value += 1
         return self.next_value - 1
+
+    def prepare(self, node: Node, what: str, op: OpOverload[..., Any], *args: object) -> int:
+        """The value that one more call of the prologue makes for ``node``, after which it is named, with ``what`` behind."""
+        value = self.fresh()
+        self.prologue.append(Node(op, args, {}, (value,), f"{node.name}_{what}", node.source))
+        return value
 
     @property
     def device(self) -> torch.device:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.convolution import Convolution, read_convolution
@@ -137,8 +139,7 @@ def fold_into(node: Node, layer: Convolution | Linear, norm: Node, draft: Draft)
     shift = prologue.shift_of(norm, scale, layer.bias)
     if wide is not dtype:
         weight, shift = (prologue.emit(aten.to.dtype, Ref(value), dtype) for value in (weight, shift))
-    node.args = (node.args[0], Ref(weight), Ref(shift), *node.args[3:])
-    node.kwargs = {name: item for name, item in node.kwargs.items() if name not in ("weight", "bias")}
+    node.become(node, weight, shift)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +150,9 @@ class _Prologue:
     node: Node
     wide: torch.dtype
 
-    def emit(self, op: object, *args: object) -> int:
+    def emit(self, op: OpOverload[..., Any], *args: object) -> int:
         """The value that one more call makes."""
-        value = self.draft.fresh()
-        made = Node(op, args, {}, (value,), f"{self.node.name}_folded", self.node.source)  # type: ignore[arg-type]
-        self.draft.prologue.append(made)
-        return value
+        return self.draft.prepare(self.node, "folded", op, *args)
 
     def widen(self, value: int) -> Ref:
         """A value of the model in that dtype."""

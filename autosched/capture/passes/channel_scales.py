@@ -7,8 +7,10 @@ Frozen batch norms are spelled so in detectors, and layer scales in transformers
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.batch_norm import is_fixed_norm
@@ -100,10 +102,8 @@ def _of_features(draft: Draft, node: Node, made: int, constant: object, product:
 def _write(draft: Draft, node: Node, product: _Product, kind: str, constant: object) -> int:
     """Give ``node`` its new weight and bias; returns the weight."""
 
-    def emit(op: object, *args: object) -> Ref:
-        value = draft.fresh()
-        draft.prologue.append(Node(op, args, {}, (value,), f"{node.name}_folded", node.source))  # type: ignore[arg-type]
-        return Ref(value)
+    def emit(op: OpOverload[..., Any], *args: object) -> Ref:
+        return Ref(draft.prepare(node, "folded", op, *args))
 
     if isinstance(constant, Ref):
         flat = emit(aten.reshape.default, constant, [-1])
@@ -117,6 +117,5 @@ def _write(draft: Draft, node: Node, product: _Product, kind: str, constant: obj
         weight, bias = scaled, None if bias is None else emit(aten.mul.Tensor, bias, flat)
     else:
         bias = flat if bias is None else emit(aten.add.Tensor, bias, flat)
-    node.args = (node.args[0], weight, bias, *node.args[3:])
-    node.kwargs = {name: item for name, item in node.kwargs.items() if name not in ("weight", "bias")}
+    node.become(node, weight.value, None if bias is None else bias.value)
     return weight.value

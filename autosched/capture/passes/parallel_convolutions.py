@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -109,11 +110,7 @@ class _Joiner:
         draft, made = self.draft, large.node
         assert made is not None
 
-        def emit(op: object, *args: object) -> int:
-            value = draft.fresh()
-            draft.prologue.append(Node(op, args, {}, (value,), f"{made.name}_joined", made.source))  # type: ignore[arg-type]
-            return value
-
+        emit = partial(draft.prepare, made, "joined")
         spec = draft.specs[large.convolution.weight]
         if small.convolution.weight == _UNMADE:
             small = self._made(small, large, emit)
@@ -130,9 +127,7 @@ class _Joiner:
             one = emit(aten.neg.default, Ref(other)) if node.kind == "aten::sub" else other
         draft.specs[weight] = spec
         self.fixed.update([weight] if one is None else [weight, one])
-        node.op = made.op
-        node.args = (made.args[0], Ref(weight), None if one is None else Ref(one), *made.args[3:])
-        node.kwargs = {name: item for name, item in made.kwargs.items() if name not in ("weight", "bias")}
+        node.become(made, weight, one)
 
     def _made(self, pixel: _Branch, beside: _Branch, emit: Callable[..., int]) -> _Branch:
         """The convolution of one pixel, with weights."""
