@@ -27,7 +27,7 @@ def compared(
 
     Args:
         model: what one operator computes.
-        inputs: float32.
+        inputs: in the dtype of the model.
         variants: by kernels of our own.
         plain: whose kernel the operator's own call is.
     """

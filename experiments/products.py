@@ -63,7 +63,7 @@ def ways(
             torch.ops.mkl._mkl_linear(x, ready, weight, bias, rows) for ready, weight in zip(for_mkl, weights, strict=True)
         ]
     factors = [in_blocks(weight.t().unsqueeze(0), library.lanes) for weight in weights]
-    layer = Linear(0, 1, 2, 3, False, None, rows, inputs, outputs, Follows())
+    layer = Linear("float32", 0, 1, 2, 3, False, None, rows, inputs, outputs, Follows())
     shape = geometry_of_linear(layer, threads)
     call = library.direct[True, False].call
 

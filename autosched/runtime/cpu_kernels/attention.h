@@ -1,4 +1,4 @@
-// Attention in float32 where the scores of a few queries fit into a cache: softmax(scale * Q K' + mask) V (Vaswani et al. 2017,
+// Attention where the scores of a few queries fit into a cache: softmax(scale * Q K' + mask) V (Vaswani et al. 2017,
 // arXiv:1706.03762, equation 1).
 //
 // Keys and values of a head are copied once into blocks, as weights of products lie. Then a few queries at a time have their scores, what softmax
@@ -14,9 +14,12 @@
 
 namespace {
 
+template <typename Numbers>
 class Attending {
+  using Number = typename Numbers::Number;
+
  public:
-  Attending(const Attention& geometry, const float* query, const float* key, const float* value, const void* mask, float* made)
+  Attending(const Attention& geometry, const Number* query, const Number* key, const Number* value, const void* mask, Number* made)
       : g(geometry), query(query), key(key), value(value), hiding(geometry, mask), made(made) {
     padded_keys = whole(g.keys), padded_features = whole(g.features);
   }
@@ -26,16 +29,17 @@ class Attending {
     const int64_t products = pairs * g.queries * g.keys * (g.width + g.features);
     on_team(products < kLeastProducts ? 1 : g.threads, [&](int number, int count) {
       const Share mine(pairs * rounds, number, count);
-      float* const keys = attention_scratch.of(padded_keys * g.width + g.keys * padded_features + kQueries * padded_keys);
+      float* const keys = attention_scratch.of(padded_keys * g.width + g.keys * padded_features + kQueries * padded_keys + room());
       float* const values = keys + padded_keys * g.width;
       float* const scores = values + g.keys * padded_features;
+      float* const room = scores + kQueries * padded_keys;
       int64_t there = -1;
       for (int64_t unit = mine.first; unit < mine.last; ++unit) {
         const int64_t item = unit / rounds / g.heads, head = unit / rounds % g.heads, shared = (unit / rounds - head % g.sharing);
-        if (shared != there) take_keys(item, head / g.sharing, keys), take_values(item, head / g.sharing, values);
+        if (shared != there) take_keys(item, head / g.sharing, keys, room), take_values(item, head / g.sharing, values);
         there = shared;
         const Share here(g.queries, static_cast<int>(unit % rounds), static_cast<int>(rounds));
-        some(item, head, here, keys, values, scores);
+        some(item, head, here, keys, values, scores, room);
       }
     });
   }
@@ -43,22 +47,26 @@ class Attending {
  private:
   // So many queries at a time, at most.
   static constexpr int64_t kQueries = 2 * kRowsOfLongSums;
+  static constexpr bool kInPlace = std::is_same_v<Numbers, Float32>;
+
+  // For what is read or made in sixteen bits: four keys, queries or their results as float32.
+  int64_t room() const { return kInPlace ? 0 : kQueries * std::max(whole(g.width), padded_features); }
 
   // As columns of blocks, each key times the scale; zeros where there are none.
-  void take_keys(int64_t item, int64_t head, float* to) const {
-    const float* const from = key + g.key.at(item, head);
+  void take_keys(int64_t item, int64_t head, float* to, float* room) const {
+    const Number* const from = key + g.key.at(item, head);
     for (int64_t first = 0; first < padded_keys; first += kBlock) {
       const int64_t wide = block_width(padded_keys, first);
-      for (int64_t place = 0; place < wide; place += kFour) take_four(from, first + place, to + place, wide);
+      for (int64_t place = 0; place < wide; place += kFour) take_four(from, first + place, to + place, wide, room);
       to += wide * g.width;
     }
   }
 
   // Four keys, from ``first`` on, to columns that are ``wide`` numbers long.
-  void take_four(const float* from, int64_t first, float* to, int64_t wide) const {
+  void take_four(const Number* from, int64_t first, float* to, int64_t wide, float* room) const {
     const float scale = number_of(g.scale);
     const float* keys[kFour];
-    for (int64_t place = 0; place < kFour; ++place) keys[place] = from + std::min(first + place, g.keys - 1) * g.key.row_stride;
+    for (int64_t place = 0; place < kFour; ++place) keys[place] = as_floats<Numbers>(from + std::min(first + place, g.keys - 1) * g.key.row_stride, g.width, room + place * g.width);
     const float scales[kFour] = {
         first < g.keys ? scale : 0.0f, first + 1 < g.keys ? scale : 0.0f, first + 2 < g.keys ? scale : 0.0f, first + 3 < g.keys ? scale : 0.0f};
     const auto factors = load<Four>(scales);
@@ -81,26 +89,33 @@ class Attending {
 
   // As rows of blocks.
   void take_values(int64_t item, int64_t head, float* to) const {
-    const float* const from = value + g.value.at(item, head);
+    const Number* const from = value + g.value.at(item, head);
     for (int64_t first = 0; first < padded_features; first += kBlock) {
       const int64_t wide = block_width(padded_features, first);
       for (int64_t place = 0; place < g.keys; ++place, to += wide) {
-        const float* const numbers = from + place * g.value.row_stride + first;
+        const Number* const numbers = from + place * g.value.row_stride + first;
         for (int64_t lane = 0; lane < wide; lane += kLanes) store(to + lane, load_at_most(numbers + lane, g.features - first - lane));
       }
     }
   }
 
-  static Vector load_at_most(const float* from, int64_t count) { return count <= 0 ? Vector{} : load_some(from, count); }
+  static Vector load_at_most(const Number* from, int64_t count) { return count <= 0 ? Vector{} : Numbers::load(from, count); }
 
-  void some(int64_t item, int64_t head, const Share& here, const float* keys, const float* values, float* scores) const {
+  void some(int64_t item, int64_t head, const Share& here, const float* keys, const float* values, float* scores, float* room) const {
     const int64_t count = here.last - here.first;
     // Behind the place of the last of these queries none of them sees a key.
     const int64_t seen = g.causal != 0 ? std::min(g.keys, here.last) : g.keys, padded = whole(seen);
-    const float* const asking = query + g.query.at(item, head) + here.first * g.query.row_stride;
+    const Number* const from = query + g.query.at(item, head) + here.first * g.query.row_stride;
+    const float* asking = room;
+    if constexpr (kInPlace) {
+      asking = from;
+    } else {
+      for (int64_t place = 0; place < count; ++place) widen<Numbers>(from + place * g.query.row_stride, g.width, room + place * g.width);
+    }
+    const int64_t apart = kInPlace ? g.query.row_stride : g.width;
     for (int64_t first = 0; first < padded; first += kBlock) {
       const int64_t wide = block_width(padded_keys, first);
-      product(count, {asking, g.query.row_stride, scores + first, padded_keys}, keys + first * g.width, g.width, wide, {.features = wide});
+      product(count, {asking, apart, scores + first, padded_keys}, keys + first * g.width, g.width, wide, {.features = wide});
     }
     float shares[kQueries];
     for (int64_t place = 0; place < count; ++place) {
@@ -109,30 +124,33 @@ class Attending {
       hiding.hide(item, head, row, 0, mine, line);
       shares[place] = powers(line, mine, seen);
     }
-    float* const to = made + g.made.at(item, head) + here.first * g.made.row_stride;
+    Number* const to = made + g.made.at(item, head) + here.first * g.made.row_stride;
+    float* sums = room;
+    if constexpr (kInPlace) sums = to;
+    const int64_t between = kInPlace ? g.made.row_stride : padded_features;
     for (int64_t first = 0; first < padded_features; first += kBlock) {
       const int64_t wide = block_width(padded_features, first);
       const End end{.features = std::min(wide, g.features - first)};
       for (int64_t from = 0; from < seen; from += kSummed) {
         const float* const factors = values + first * g.keys + from * wide;
-        product(count, {scores + from, padded_keys, to + first, g.made.row_stride, from > 0}, factors, std::min(kSummed, seen - from), wide, end);
+        product(count, {scores + from, padded_keys, sums + first, between, from > 0}, factors, std::min(kSummed, seen - from), wide, end);
       }
     }
-    for (int64_t place = 0; place < count; ++place) multiply(to + place * g.made.row_stride, shares[place]);
+    for (int64_t place = 0; place < count; ++place) multiply(sums + place * between, shares[place], to + place * g.made.row_stride);
   }
 
-  void multiply(float* numbers, float factor) const {
-    int64_t place = 0;
-    for (; place + kLanes <= g.features; place += kLanes) store(numbers + place, load<Vector>(numbers + place) * spread(factor));
-    for (; place < g.features; ++place) numbers[place] *= factor;
+  void multiply(const float* numbers, float factor, Number* to) const {
+    for (int64_t place = 0; place < g.features; place += kLanes) {
+      Numbers::store(to + place, load_some(numbers + place, g.features - place) * spread(factor), g.features - place);
+    }
   }
 
   const Attention& g;
-  const float* query;
-  const float* key;
-  const float* value;
-  const Hiding hiding;
-  float* made;
+  const Number* query;
+  const Number* key;
+  const Number* value;
+  const Hiding<Numbers> hiding;
+  Number* made;
   int64_t padded_keys = 0, padded_features = 0;
 };
 

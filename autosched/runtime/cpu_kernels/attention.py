@@ -1,4 +1,4 @@
-"""Which attention the kernel of our own computes: in float32, of some queries, whose scores fit into a cache."""
+"""Which attention the kernel of our own computes: in float32 or sixteen bits, of some queries, whose scores fit into a cache."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from autosched.config import own_attention_wanted
 from autosched.core.graph import Operator, OpGraph, TensorSpec
 from autosched.core.own_attention import fit_own_kernel
 from autosched.core.program import Argument, Call, Ref
+from autosched.runtime.cpu_kernels.formats import FORMATS
 from autosched.runtime.instructions import Window
 
 # The arguments of each call by position; others are named. The second one's other result, of which gradients are made, nobody may read.
@@ -99,11 +100,11 @@ def read_attention(call: Call, graph: OpGraph, windows: Mapping[int, Window]) ->
     if not _fit(query, key, value) or not (scale is None or isinstance(scale, int | float)):
         return None
     scores = (*query.shape[:3], key.shape[2])
-    seen = None if mask is None else _mask(mask, scores, graph, windows)
+    seen = None if mask is None else _mask(mask, scores, query.dtype, graph, windows)
     if mask is not None and (seen is None or causal):
         return None
     made = graph.values[call.outputs[0]].spec
-    if made.shape != (*query.shape[:3], value.shape[3]) or made.dtype != "float32" or not _rows_apart(made.shape, made.strides):
+    if made.shape != (*query.shape[:3], value.shape[3]) or made.dtype != query.dtype or not _rows_apart(made.shape, made.strides):
         return None
     factor = 1.0 / math.sqrt(query.shape[3]) if scale is None else scale
     if not abs(factor) <= torch.finfo(torch.float32).max:
@@ -112,9 +113,9 @@ def read_attention(call: Call, graph: OpGraph, windows: Mapping[int, Window]) ->
 
 
 def _heads(argument: Argument, graph: OpGraph, windows: Mapping[int, Window]) -> Heads | None:
-    """A tensor of float32 with four dimensions, whose numbers of a row are side by side."""
+    """A tensor with four dimensions, whose numbers of a row are side by side."""
     found = _place(argument, graph, windows)
-    if found is None or found.dtype != "float32" or len(found.shape) != 4 or min(found.shape) < 1 or min(found.strides) < 0:
+    if found is None or found.dtype not in FORMATS or len(found.shape) != 4 or min(found.shape) < 1 or min(found.strides) < 0:
         return None
     return found if found.strides[3] == 1 or found.shape[3] == 1 else None
 
@@ -146,14 +147,15 @@ def _inside(window: Window, spec: TensorSpec) -> bool:
 def _fit(query: Heads, key: Heads, value: Heads) -> bool:
     batch, heads, queries, width = query.shape
     _, shared, keys, _ = key.shape
+    alike = query.dtype == key.dtype == value.dtype
     same = key.shape == (batch, shared, keys, width) and value.shape[:3] == (batch, shared, keys)
-    return same and heads % shared == 0 and fit_own_kernel(queries, keys)
+    return alike and same and heads % shared == 0 and fit_own_kernel(queries, keys)
 
 
-def _mask(argument: Argument, scores: tuple[int, ...], graph: OpGraph, windows: Mapping[int, Window]) -> Heads | None:
+def _mask(argument: Argument, scores: tuple[int, ...], dtype: str, graph: OpGraph, windows: Mapping[int, Window]) -> Heads | None:
     """The mask as it lies over the scores."""
     found = _place(argument, graph, windows)
-    if found is None or found.dtype not in ("float32", "bool") or len(found.shape) > 4 or min(found.strides, default=0) < 0:
+    if found is None or found.dtype not in (dtype, "bool") or len(found.shape) > 4 or min(found.strides, default=0) < 0:
         return None
     shape = (1,) * (4 - len(found.shape)) + found.shape
     strides = (0,) * (4 - len(found.shape)) + found.strides
@@ -184,5 +186,6 @@ def geometry(item: Attention, graph: OpGraph, width: int) -> torch.Tensor:
     kind = _NONE if item.mask is None else _SEEN if item.mask.dtype == "bool" else _ADDED
     sizes = (batch, heads, heads // item.key.shape[1], queries, item.key.shape[2], channels, item.value.shape[3])
     scale = struct.unpack("<I", struct.pack("<f", item.scale))[0]
-    numbers = (width, *sizes, *(number for place in places for number in place), 0, *made.strides[:3], *mask, kind, int(item.causal), scale)
+    read = (number for place in places for number in place)
+    numbers = (width, *sizes, *read, 0, *made.strides[:3], *mask, kind, int(item.causal), scale, FORMATS[item.query.dtype])
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")

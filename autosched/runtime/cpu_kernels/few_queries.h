@@ -15,9 +15,12 @@ namespace {
 // With fewer queries than that copying keys takes longer than it saves.
 constexpr int64_t kFewQueries = 8;
 
+template <typename Numbers>
 class AskingFew {
+  using Number = typename Numbers::Number;
+
  public:
-  AskingFew(const Attention& geometry, const float* query, const float* key, const float* value, const void* mask, float* made)
+  AskingFew(const Attention& geometry, const Number* query, const Number* key, const Number* value, const void* mask, Number* made)
       : g(geometry), query(query), key(key), value(value), hiding(geometry, mask), made(made) {}
 
   void run() const {
@@ -40,10 +43,10 @@ class AskingFew {
     const int64_t rows = g.sharing * g.queries, first_head = shared * g.sharing;
     const Share seen = seen_of(item, first_head);
     const int64_t count = seen.last - seen.first;
-    const float* const keys = key + g.key.at(item, shared) + seen.first * g.key.row_stride;
+    const Number* const keys = key + g.key.at(item, shared) + seen.first * g.key.row_stride;
     for (int64_t four = 0; four < count; four += kFour) {
       for (int64_t row = 0; row < rows; ++row) {
-        const float* const asking = query + g.query.at(item, first_head + row / g.queries) + row % g.queries * g.query.row_stride;
+        const Number* const asking = query + g.query.at(item, first_head + row / g.queries) + row % g.queries * g.query.row_stride;
         products_with(asking, keys + four * g.key.row_stride, count - four, scores + row * apart + four);
       }
     }
@@ -55,7 +58,7 @@ class AskingFew {
       const float share = powers(line, mine, count);
       for (int64_t each = 0; each < count; ++each) line[each] *= share;
     }
-    const float* const values = value + g.value.at(item, shared) + seen.first * g.value.row_stride;
+    const Number* const values = value + g.value.at(item, shared) + seen.first * g.value.row_stride;
     int64_t row = 0;
     for (; row + 1 < rows; row += 2) results<2>(item, first_head, row, scores + row * apart, apart, values, count);
     if (row < rows) results<1>(item, first_head, row, scores + row * apart, apart, values, count);
@@ -63,8 +66,8 @@ class AskingFew {
 
   // Of ``Rows`` queries, from ``row`` on, whose shares of each key lie ``apart``.
   template <int Rows>
-  void results(int64_t item, int64_t first_head, int64_t row, const float* shares, int64_t apart, const float* values, int64_t count) const {
-    float* to[Rows];
+  void results(int64_t item, int64_t first_head, int64_t row, const float* shares, int64_t apart, const Number* values, int64_t count) const {
+    Number* to[Rows];
     for (int each = 0; each < Rows; ++each) {
       to[each] = made + g.made.at(item, first_head + (row + each) / g.queries) + (row + each) % g.queries * g.made.row_stride;
     }
@@ -87,19 +90,19 @@ class AskingFew {
   }
 
   // Of a query with four keys, or with what there is of them.
-  void products_with(const float* asking, const float* keys, int64_t count, float* to) const {
+  void products_with(const Number* asking, const Number* keys, int64_t count, float* to) const {
     Vector sums[kFour] = {};
-    const float* from[kFour];
+    const Number* from[kFour];
     for (int64_t place = 0; place < kFour; ++place) from[place] = keys + std::min(place, count - 1) * g.key.row_stride;
     int64_t channel = 0;
     for (; channel + kLanes <= g.width; channel += kLanes) {
-      const auto numbers = load<Vector>(asking + channel);
-      for (int place = 0; place < kFour; ++place) sums[place] = multiply_add(load<Vector>(from[place] + channel), numbers, sums[place]);
+      const Vector numbers = Numbers::load(asking + channel);
+      for (int place = 0; place < kFour; ++place) sums[place] = multiply_add(Numbers::load(from[place] + channel), numbers, sums[place]);
     }
     if (channel < g.width) {
-      const Vector numbers = load_some(asking + channel, g.width - channel);
+      const Vector numbers = Numbers::load(asking + channel, g.width - channel);
       for (int place = 0; place < kFour; ++place) {
-        sums[place] = multiply_add(load_some(from[place] + channel, g.width - channel), numbers, sums[place]);
+        sums[place] = multiply_add(Numbers::load(from[place] + channel, g.width - channel), numbers, sums[place]);
       }
     }
     store(to, totals(quarter(sums[0]), quarter(sums[1]), quarter(sums[2]), quarter(sums[3])) * (number_of(g.scale) - Four{}));
@@ -123,32 +126,32 @@ class AskingFew {
 
   // Rows of values, each times its share, from vectors of features or from what there is of one.
   template <int Rows, int Vectors>
-  void summed_up(const float* shares, int64_t apart, const float* values, int64_t feature, int64_t count, float* const (&to)[Rows]) const {
+  void summed_up(const float* shares, int64_t apart, const Number* values, int64_t feature, int64_t count, Number* const (&to)[Rows]) const {
     const int64_t features = g.features - feature;
     Vector sums[Rows][Vectors] = {};
     for (int64_t place = 0; place < count; ++place) {
-      const float* const numbers = values + place * g.value.row_stride + feature;
+      const Number* const numbers = values + place * g.value.row_stride + feature;
 #pragma GCC unroll 4
       for (int vector = 0; vector < Vectors; ++vector) {
-        const Vector there = Vectors > 1 ? load<Vector>(numbers + vector * kLanes) : load_some(numbers, features);
+        const Vector there = Vectors > 1 ? Numbers::load(numbers + vector * kLanes) : Numbers::load(numbers, features);
 #pragma GCC unroll 2
         for (int row = 0; row < Rows; ++row) sums[row][vector] = multiply_add(there, spread(shares[row * apart + place]), sums[row][vector]);
       }
     }
     for (int row = 0; row < Rows; ++row) {
       for (int vector = 0; vector < Vectors; ++vector) {
-        float* const there = to[row] + feature + vector * kLanes;
-        Vectors > 1 ? store(there, sums[row][vector]) : store_some(there, sums[row][vector], features);
+        Number* const there = to[row] + feature + vector * kLanes;
+        Vectors > 1 ? Numbers::store(there, sums[row][vector]) : Numbers::store(there, sums[row][vector], features);
       }
     }
   }
 
   const Attention& g;
-  const float* query;
-  const float* key;
-  const float* value;
-  const Hiding hiding;
-  float* made;
+  const Number* query;
+  const Number* key;
+  const Number* value;
+  const Hiding<Numbers> hiding;
+  Number* made;
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "each_channel.h"
 #include "few_queries.h"
 #include "grouped.h"
+#include "half_products.h"
 #include "pooling.h"
 #include "recurrent.h"
 #include "summed.h"
@@ -28,10 +29,21 @@ void convolve_scaled(
   Summed(geometry, picture, made, residual, bias, weights, geometry.following.read(), scale).run();
 }
 
-void attend(const float* query, float* made, const float* key, const float* value, const void* mask, const int64_t* numbers) {
+template <typename Numbers>
+void attend_with(const Attention& attention, const void* query, void* made, const void* key, const void* value, const void* mask) {
+  using Number = typename Numbers::Number;
+  const auto from = [](const void* there) { return static_cast<const Number*>(there); };
+  auto* const to = static_cast<Number*>(made);
+  if (attention.queries < kFewQueries) return AskingFew<Numbers>(attention, from(query), from(key), from(value), mask, to).run();
+  Attending<Numbers>(attention, from(query), from(key), from(value), mask, to).run();
+}
+
+void attend(const void* query, void* made, const void* key, const void* value, const void* mask, const int64_t* numbers) {
   const auto attention = read<Attention>(numbers);
-  if (attention.queries < kFewQueries) return AskingFew(attention, query, key, value, mask, made).run();
-  Attending(attention, query, key, value, mask, made).run();
+  const auto format = static_cast<Format>(attention.format);
+  if (format == Format::kBfloat16) return attend_with<Bfloat16>(attention, query, made, key, value, mask);
+  if (format == Format::kFloat16) return attend_with<Float16>(attention, query, made, key, value, mask);
+  attend_with<Float32>(attention, query, made, key, value, mask);
 }
 
 }  // namespace
@@ -40,6 +52,9 @@ void attend(const float* query, float* made, const float* key, const float* valu
 extern "C" {
 
 __attribute__((visibility("default"))) int64_t autosched_vector_lanes() { return kLanes; }
+
+// Whether weights in bfloat16 are laid out in pairs of channels.
+__attribute__((visibility("default"))) int64_t autosched_pairs() { return kPairs ? 1 : 0; }
 
 __attribute__((visibility("default"))) void autosched_winograd(
     const float* picture, float* made, const float* weights, const int64_t* geometry) {
@@ -102,6 +117,15 @@ __attribute__((visibility("default"))) void autosched_scaled_bias_residual(
   convolve_scaled(picture, made, residual, bias, scale, weights, geometry);
 }
 
+__attribute__((visibility("default"))) void autosched_halves(const Half* source, Half* made, const Half* weights, const int64_t* numbers) {
+  multiply_halves(source, made, nullptr, weights, numbers);
+}
+
+__attribute__((visibility("default"))) void autosched_halves_bias(
+    const Half* source, Half* made, const Half* bias, const Half* weights, const int64_t* numbers) {
+  multiply_halves(source, made, bias, weights, numbers);
+}
+
 __attribute__((visibility("default"))) void autosched_chain(const float* picture, float* made, const float* weights, const int64_t* numbers) {
   const auto geometry = read<Chained>(numbers);
   Chain(geometry, picture, made, weights).run();
@@ -125,12 +149,12 @@ __attribute__((visibility("default"))) void autosched_lstm(
 }
 
 __attribute__((visibility("default"))) void autosched_attention(
-    const float* query, float* made, const float* key, const float* value, const int64_t* numbers) {
+    const void* query, void* made, const void* key, const void* value, const int64_t* numbers) {
   attend(query, made, key, value, nullptr, numbers);
 }
 
 __attribute__((visibility("default"))) void autosched_attention_masked(
-    const float* query, float* made, const float* key, const float* value, const void* mask, const int64_t* numbers) {
+    const void* query, void* made, const void* key, const void* value, const void* mask, const int64_t* numbers) {
   attend(query, made, key, value, mask, numbers);
 }
 

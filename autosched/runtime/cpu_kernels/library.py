@@ -43,8 +43,10 @@ class Library:
 
     Args:
         lanes: float32 numbers in a vector.
+        pairs: whether weights in bfloat16 are laid out in pairs of channels.
         winograd, direct: parameters are addresses: what is read, the result, bias, residual, weights, geometry.
         scaled: the same with what channels are multiplied with, before the weights.
+        halves: products in sixteen bits: what is read, the result, bias, weights, geometry; by whether there is a bias.
         chain: what is read, the result, weights, geometry.
         gru, lstm: what is read, the result, the state before, the cell before (of an LSTM), weights, geometry.
         pooling: what is read, the result, geometry.
@@ -53,9 +55,11 @@ class Library:
     """
 
     lanes: int
+    pairs: bool
     winograd: Entries
     direct: Entries
     scaled: Entries
+    halves: Mapping[bool, Entry]
     chain: Entry
     gru: Entry
     lstm: Entry
@@ -130,7 +134,9 @@ def _loaded(path: Path) -> Library:
         _entry(loaded, name, beside=beside) for name, beside in (("pooling", -1), ("chain", 0), ("gru", 1), ("lstm", 2))
     )
     attention = {masked: _entry(loaded, f"attention{'_masked' * masked}", beside=1 + masked) for masked in either}
-    return Library(int(loaded.autosched_vector_lanes()), winograd, direct, scaled, chain, gru, lstm, pooling, attention, loaded)
+    halves = {bias: _entry(loaded, f"halves{'_bias' * bias}", beside=bias) for bias in either}
+    lanes, pairs = int(loaded.autosched_vector_lanes()), bool(loaded.autosched_pairs())
+    return Library(lanes, pairs, winograd, direct, scaled, halves, chain, gru, lstm, pooling, attention, loaded)
 
 
 def _entry(loaded: ctypes.CDLL, kernel: str, *, beside: int) -> Entry:

@@ -23,6 +23,11 @@ constexpr int64_t kShortSum = 64;
 // So many products are added up before the sum is added to others: long sums lose less so, and the rows' part stays in the nearest cache.
 constexpr int64_t kSummed = 512;
 
+// So many results are worked on together: what they are made of stays in the nearest caches while all weights go by.
+constexpr int64_t kPixels = 4 * kRows;
+// So many where the weights take longer to come than they stay.
+constexpr int64_t kMostRows = 512;
+
 // Weights are laid out in blocks of so many features, one behind the other; what is left is a block of one vector.
 constexpr int64_t kBlock = 2 * kLanes;
 
@@ -43,7 +48,14 @@ struct Rows {
   int64_t features;
   bool more = false;
   bool turned = false;
-  const float* next = nullptr;
+  const void* next = nullptr;
+};
+
+// Weights in float32, one for each channel.
+struct Floats {
+  using Weight = float;
+  static Vector weights(const float* from) { return load<Vector>(from); }
+  static Vector add(Vector weights, float number, Vector sums) { return multiply_add(weights, spread(number), sums); }
 };
 
 // What happens to the sums of a block before they are written, unless others are added to them later.
@@ -71,17 +83,17 @@ void finish(Vector value, const Rows& rows, const End& end, int64_t place, int64
 
 // ``Count`` rows of a block of ``Vectors``: every sum over channels in their order, so that it does not depend on what else is computed.
 // ``Whole``: all of the block are results. ``ahead``: what is fetched meanwhile, ``step`` bytes with each channel.
-template <int Count, int Vectors, bool Whole, bool Turned>
-void block_rows(const Rows& rows, int64_t first, const float* weights, int64_t channels, const End& end, const char* ahead, int64_t step) {
+template <typename Factors, int Count, int Vectors, bool Whole, bool Turned>
+void block_rows(const Rows& rows, int64_t first, const typename Factors::Weight* weights, int64_t channels, const End& end, const char* ahead, int64_t step) {
   const float* const numbers = rows.numbers + (Turned ? first : first * rows.apart);
   const int64_t apart = rows.apart;
   Vector sums[Count][Vectors] = {};
-  const auto add = [&](int64_t channel) {
+  const auto add = [&](int64_t channel) __attribute__((always_inline)) {
     Vector weight[Vectors];
-    for (int place = 0; place < Vectors; ++place) weight[place] = load<Vector>(weights + (channel * Vectors + place) * kLanes);
+    for (int place = 0; place < Vectors; ++place) weight[place] = Factors::weights(weights + (channel * Vectors + place) * kLanes);
     for (int row = 0; row < Count; ++row) {
       const float number = Turned ? numbers[channel * apart + row] : numbers[row * apart + channel];
-      for (int place = 0; place < Vectors; ++place) sums[row][place] = multiply_add(weight[place], spread(number), sums[row][place]);
+      for (int place = 0; place < Vectors; ++place) sums[row][place] = Factors::add(weight[place], number, sums[row][place]);
     }
   };
   // Two loops: where nothing is fetched, to ask for every channel takes as long as a row of its products.
@@ -119,28 +131,28 @@ void block_rows(const Rows& rows, int64_t first, const float* weights, int64_t c
   if (end.last && end.follows.activation != Activation::kNone) end.follows.over(rows.made + first * rows.features, Count, rows.features, end.features);
 }
 
-template <int Count, int Vectors, bool Whole, bool Turned>
+template <typename Factors, int Count, int Vectors, bool Whole, bool Turned>
 void some_rows(
-    int64_t count, const Rows& rows, int64_t first, const float* weights, int64_t channels, const End& end, const char* ahead, int64_t step) {
+    int64_t count, const Rows& rows, int64_t first, const typename Factors::Weight* weights, int64_t channels, const End& end, const char* ahead, int64_t step) {
   if constexpr (Count > 0) {
-    if (count == Count) return block_rows<Count, Vectors, Whole, Turned>(rows, first, weights, channels, end, ahead, step);
-    some_rows<Count - 1, Vectors, Whole, Turned>(count, rows, first, weights, channels, end, ahead, step);
+    if (count == Count) return block_rows<Factors, Count, Vectors, Whole, Turned>(rows, first, weights, channels, end, ahead, step);
+    some_rows<Factors, Count - 1, Vectors, Whole, Turned>(count, rows, first, weights, channels, end, ahead, step);
   }
 }
 
 // As few times as it takes, about as many rows each time.
-template <int Vectors, bool Whole, bool Turned>
-void block(int64_t count, const Rows& rows, const float* weights, int64_t channels, const End& end) {
+template <typename Factors, int Vectors, bool Whole, bool Turned>
+void block(int64_t count, const Rows& rows, const typename Factors::Weight* weights, int64_t channels, const End& end) {
   const int64_t most = Turned || channels <= kShortSum ? kRows : kRowsOfLongSums;
   const int64_t times = (count + most - 1) / most;
   // Bytes of weights that are fetched with each channel; lines of a cache come whole.
-  constexpr int64_t kBytes = Vectors * kLanes * sizeof(float);
+  constexpr int64_t kBytes = Vectors * kLanes * sizeof(typename Factors::Weight);
   const int64_t fetching = rows.next == nullptr || count <= kFewRows ? 0 : std::min(times, kMostTimesAhead);
   const int64_t step = fetching == 0 ? 0 : (kBytes + fetching - 1) / fetching;
   for (int64_t time = 0, first = 0; time < times; ++time) {
     const int64_t next = count * (time + 1) / times;
-    const char* const ahead = reinterpret_cast<const char*>(rows.next) + time * channels * step;
-    some_rows<kRows, Vectors, Whole, Turned>(next - first, rows, first, weights, channels, end, ahead, time < fetching ? step : 0);
+    const char* const ahead = static_cast<const char*>(rows.next) + time * channels * step;
+    some_rows<Factors, kRows, Vectors, Whole, Turned>(next - first, rows, first, weights, channels, end, ahead, time < fetching ? step : 0);
     first = next;
   }
 }
@@ -151,8 +163,8 @@ int64_t block_width(int64_t features, int64_t first) { return first + kBlock <= 
 template <bool Turned>
 void blocks(int64_t count, const Rows& rows, const float* weights, int64_t channels, int64_t width, const End& end) {
   const bool pair = width == kBlock, whole = end.features >= width;
-  if (whole) return pair ? block<2, true, Turned>(count, rows, weights, channels, end) : block<1, true, Turned>(count, rows, weights, channels, end);
-  pair ? block<2, false, Turned>(count, rows, weights, channels, end) : block<1, false, Turned>(count, rows, weights, channels, end);
+  if (whole) return pair ? block<Floats, 2, true, Turned>(count, rows, weights, channels, end) : block<Floats, 1, true, Turned>(count, rows, weights, channels, end);
+  pair ? block<Floats, 2, false, Turned>(count, rows, weights, channels, end) : block<Floats, 1, false, Turned>(count, rows, weights, channels, end);
 }
 
 // ``count`` rows of a block of features, ``width`` wide, that begins at ``rows.made``. ``weights`` are its own.

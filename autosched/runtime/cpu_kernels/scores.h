@@ -3,6 +3,7 @@
 
 #include "activations.h"
 #include "geometry.h"
+#include "formats.h"
 #include "parallel.h"
 #include "scratch.h"
 #include "vectors.h"
@@ -30,6 +31,7 @@ struct Attention {
   int64_t mask_step;  // from a key to the next: 0 or 1
   int64_t masked, causal;  // a ``Mask``, and whether a query sees no key behind its own place
   int64_t scale;  // the bits of a float
+  int64_t format;  // a ``Format``
 };
 
 constexpr int64_t kFour = 4;
@@ -83,7 +85,10 @@ float powers(float* scores, int64_t count, int64_t all) {
 thread_local Scratch attention_scratch;
 
 // Masks of booleans or of numbers, or none.
+template <typename Numbers>
 class Hiding {
+  using Number = typename Numbers::Number;
+
  public:
   Hiding(const Attention& geometry, const void* mask) : g(geometry), mask(mask) {}
 
@@ -104,11 +109,12 @@ class Hiding {
       }
       return;
     }
-    const float* const added = static_cast<const float*>(mask) + from;
-    if (g.mask_step == 0) {
-      for (int64_t place = 0; place < count; ++place) scores[place] += *added;
-    } else {
-      for (int64_t place = 0; place < count; ++place) scores[place] += added[place];
+    const Number* const added = static_cast<const Number*>(mask) + from;
+    const Vector same = g.mask_step == 0 ? spread(Numbers::load(added, 1)[0]) : Vector{};
+    for (int64_t place = 0; place < count; place += kLanes) {
+      const int64_t here = count - place;
+      const Vector more = g.mask_step == 0 ? same : Numbers::load(added + place, here);
+      store_some(scores + place, load_some(scores + place, here) + more, here);
     }
   }
 
@@ -118,8 +124,8 @@ class Hiding {
     if (kind == Mask::kNone || g.mask_step == 0) return {0, count};
     const int64_t from = g.mask.at(item, head) + row * g.mask.row_stride;
     const bool* const seen = static_cast<const bool*>(mask) + from;
-    const float* const added = static_cast<const float*>(mask) + from;
-    const auto hidden = [&](int64_t place) { return kind == Mask::kSeen ? !seen[place] : added[place] == -INFINITY; };
+    const Number* const added = static_cast<const Number*>(mask) + from;
+    const auto hidden = [&](int64_t place) { return kind == Mask::kSeen ? !seen[place] : Numbers::load(added + place, 1)[0] == -INFINITY; };
     int64_t first = 0, last = count;
     while (first < last && hidden(first)) ++first;
     while (last > first && hidden(last - 1)) --last;

@@ -26,8 +26,8 @@ from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.cpu_kernels import attention, chain, direct, pooling, recurrent, winograd
 from autosched.runtime.cpu_kernels.convolution import Convolution
 from autosched.runtime.cpu_kernels.library import Entry, Library, kernel_library, kernels_built, kernels_obstacle
-from autosched.runtime.cpu_kernels.linear import Linear, may_be_linear, read_linear
-from autosched.runtime.cpu_kernels.weights import in_blocks, summed, transformed
+from autosched.runtime.cpu_kernels.linear import Linear, geometry_of_halves, may_be_linear, read_linear
+from autosched.runtime.cpu_kernels.weights import in_blocks, of_halves, summed, transformed
 from autosched.runtime.examples import example_of, same_strides
 from autosched.runtime.inductor.common import Refused, first_line
 from autosched.runtime.instructions import (
@@ -62,7 +62,7 @@ class _Way:
     Args:
         wanted: whether the user has not switched it off, by ``switch``.
         read: what a call computes, if this can, of those of an operator.
-        packed: the weights for vectors of so many numbers; None if there are none.
+        packed: the weights as the library reads them; None if there are none.
         numbers: the shapes as the kernel reads them, for a graph and a number of threads.
         entry: of the library.
         only: what else is refused.
@@ -71,7 +71,7 @@ class _Way:
     wanted: Callable[[], bool]
     switch: str
     read: Callable[[Call, OpGraph, _Calls], Any]
-    packed: Callable[[Any, list[torch.Tensor], int], torch.Tensor] | None
+    packed: Callable[[Any, list[torch.Tensor], Library], torch.Tensor] | None
     numbers: Callable[[Any, OpGraph, int], torch.Tensor]
     entry: Callable[[Library, Any], Entry]
     only: str
@@ -82,7 +82,7 @@ def _winograd(outputs: int) -> _Way:
         winograd_wanted,
         "AUTOSCHED_WINOGRAD",
         lambda call, graph, calls: winograd.read_winograd(call, graph),
-        lambda item, weights, lanes: transformed(weights[0], outputs, lanes, item.groups),
+        lambda item, weights, library: transformed(weights[0], outputs, library.lanes, item.groups),
         lambda item, graph, width: winograd.geometry(item, graph, width, outputs),
         lambda library, item: library.winograd[_beside(item)],
         "only 3x3 convolutions of float32 with stride 1, groups of 16 channels and features or more, and channels last are computed so",
@@ -94,8 +94,11 @@ def _beside(item: Convolution | Linear) -> tuple[bool, bool]:
     return item.bias is not None, item.residual is not None
 
 
-def _factors(item: Linear, weights: list[torch.Tensor], lanes: int) -> torch.Tensor:
-    return in_blocks((weights[0] if item.turned else weights[0].t()).unsqueeze(0), lanes)
+def _factors(item: Linear, weights: list[torch.Tensor], library: Library) -> torch.Tensor:
+    weight = weights[0].t() if item.turned else weights[0]
+    if item.in_halves:
+        return of_halves(weight, library.lanes, pairs=library.pairs and item.dtype == "bfloat16")
+    return in_blocks(weight.t().unsqueeze(0), library.lanes)
 
 
 _POOLING = _Way(
@@ -116,7 +119,7 @@ WAYS: Mapping[int, _Way] = {
         own_convolutions_wanted,
         "AUTOSCHED_CONVOLUTIONS",
         lambda call, graph, calls: direct.read_scaled(call, graph, calls.made_for(call)),
-        lambda item, weights, lanes: summed(weights[0], lanes, groups=item.groups, turned=item.turned),
+        lambda item, weights, library: summed(weights[0], library.lanes, groups=item.groups, turned=item.turned),
         direct.geometry,
         lambda library, item: (library.direct if item.scale is None else library.scaled)[_beside(item)],
         "only convolutions of float32 with constant weights, and groups that fill vectors of the processor, are computed so",
@@ -125,7 +128,7 @@ WAYS: Mapping[int, _Way] = {
         own_convolutions_wanted,
         "AUTOSCHED_CONVOLUTIONS",
         lambda call, graph, calls: chain.read_chain(call, graph, calls.made_for(call)),
-        chain.packed,
+        lambda item, weights, library: chain.packed(item, weights, library.lanes),
         chain.geometry,
         lambda library, item: library.chain,
         "only convolutions of float32 with constant weights and one group, each with one behind it that has a group for each channel, "
@@ -136,15 +139,16 @@ WAYS: Mapping[int, _Way] = {
         "AUTOSCHED_PRODUCTS",
         lambda call, graph, calls: read_linear(call, graph, calls.windows),
         _factors,
-        lambda item, graph, width: direct.geometry_of_linear(item, width),
-        lambda library, item: library.direct[_beside(item)],
-        "only products of not too many rows with constant weights, in float32 and with a vector of outputs or more, are computed so",
+        lambda item, graph, width: geometry_of_halves(item, width) if item.in_halves else direct.geometry_of_linear(item, width),
+        lambda library, item: library.halves[item.bias is not None] if item.in_halves else library.direct[_beside(item)],
+        "only products of not too many rows with constant weights, in float32 or sixteen bits and with a vector of outputs or more, are "
+        "computed so",
     ),
     Variant.OWN_RECURRENCE: _Way(
         own_recurrence_wanted,
         "AUTOSCHED_RECURRENCE",
         lambda call, graph, calls: recurrent.read_recurrence(call, graph),
-        lambda item, weights, lanes: recurrent.packed(weights, item, lanes),
+        lambda item, weights, library: recurrent.packed(weights, item, library.lanes),
         lambda item, graph, width: recurrent.geometry(item, width),
         lambda library, item: library.gru if item.cell is None else library.lstm,
         "only layers of GRU and LSTM in float32 with constant weights, and as many units as fill whole vectors, are computed so",
@@ -156,7 +160,7 @@ WAYS: Mapping[int, _Way] = {
         None,
         attention.geometry,
         lambda library, item: library.attention[item.mask is not None],
-        "only attention of float32, with some queries and not too many keys, is computed so",
+        "only attention in float32 or sixteen bits, with some queries and not too many keys, is computed so",
     ),
     Variant.OWN_POOLING: _POOLING,
 }
@@ -327,11 +331,11 @@ def _packed(
     plain: list[torch.Tensor] = []
     try:
         for slot in item.weights:
-            given, expected = bound.constants[slot], bound.program.graph.values[slot].spec.shape
+            given, expected = bound.constants[slot], bound.program.graph.values[slot].spec
             plain.append(given if given.layout is torch.strided else given.to_dense())
-            if plain[-1].dtype != torch.float32 or tuple(plain[-1].shape) != expected:
-                return f"its weights are {plain[-1].dtype}{tuple(plain[-1].shape)}; expected torch.float32{expected}"
-        weights[known] = one_copy(way.packed(item, plain, library.lanes), ())
+            if dtype_name(plain[-1].dtype) != expected.dtype or tuple(plain[-1].shape) != expected.shape:
+                return f"its weights are {plain[-1].dtype}{tuple(plain[-1].shape)}; expected torch.{expected.dtype}{expected.shape}"
+        weights[known] = one_copy(way.packed(item, plain, library), ())
     except Exception as error:
         # They take memory, Winograd's several times as much as what is packed otherwise.
         let_through(error)
@@ -352,13 +356,13 @@ def _step(item: Computed, graph: OpGraph, kernel: RunKernel, call: Callable[...,
     over = item.made in item.beside
     if not over:
         items.insert(-1, Allocate(item.made, made.shape, made.strides, made.dtype))
-    addresses = tuple(tensor.data_ptr() for tensor in kernel.fixed)
+    addresses, dtype = tuple(tensor.data_ptr() for tensor in kernel.fixed), getattr(torch, made.dtype)
 
     def run(slots: Slots) -> None:
         for check in checks:
             _look(check, slots[check.slot])
         if not over:
-            slots[item.made] = torch.empty_strided(made.shape, made.strides, dtype=torch.float32, device="cpu")
+            slots[item.made] = torch.empty_strided(made.shape, made.strides, dtype=dtype, device="cpu")
         call(*(slots[slot].data_ptr() for slot in kernel.tensors), *addresses)
 
     return carrying(run, items)

@@ -11,11 +11,6 @@
 
 namespace {
 
-// So many results are worked on together: what they are made of stays in the nearest caches while all weights go by.
-constexpr int64_t kPixels = 4 * kRows;
-// So many where the weights take longer to come than they stay.
-constexpr int64_t kMostRows = 512;
-
 class Summed {
  public:
   Summed(

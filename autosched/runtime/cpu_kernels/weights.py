@@ -79,15 +79,26 @@ def _grouped(weight: torch.Tensor, lanes: int, groups: int) -> torch.Tensor:
     return torch.cat([pair.permute(3, 2, 4, 0, 1).reshape(-1) for pair in pairs])
 
 
+def of_halves(weight: torch.Tensor, lanes: int, *, pairs: bool) -> torch.Tensor:
+    """``weight`` in sixteen bits, ``[features, channels]``, as ``half_products.h`` reads it: in blocks, see :func:`transformed`.
+
+    Args:
+        lanes: float32 numbers in a vector.
+        pairs: whether two channels of a feature are side by side: they are even in number.
+    """
+    moved = weight.contiguous().view(torch.int32 if pairs else torch.int16)
+    return in_blocks(moved.t().unsqueeze(0), lanes)
+
+
 def in_blocks(factors: torch.Tensor, lanes: int) -> torch.Tensor:
-    """``factors``, float32 ``[products, channels, features]``, as ``products.h`` reads them: see :func:`transformed`.
+    """``factors``, ``[products, channels, features]``, as ``products.h`` reads them: see :func:`transformed`.
 
     Args:
         lanes: numbers in a vector.
     """
     products, channels, features = factors.shape
     padded = -(-features // lanes) * lanes
-    whole = torch.zeros(products, channels, padded, dtype=torch.float32, device="cpu")
+    whole = torch.zeros(products, channels, padded, dtype=factors.dtype, device="cpu")
     whole[:, :, :features] = factors
     edge = padded // (2 * lanes) * (2 * lanes)
     blocks = whole[:, :, :edge].reshape(products, channels, -1, 2 * lanes).transpose(1, 2)

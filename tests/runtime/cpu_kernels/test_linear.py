@@ -164,9 +164,9 @@ def test_the_smallest_and_the_longest_are_computed(rows: int, inputs: int, outpu
     assert error_of(bound.run([x])[0], model, x) < 2e-6
 
 
-def test_sixteen_bits_and_many_rows_stay_as_they_are() -> None:
+def test_other_dtypes_and_many_rows_stay_as_they_are() -> None:
     model = nn.Sequential(nn.Linear(48, 48)).eval()
-    for dtype, rows in ((torch.bfloat16, 8), (torch.float64, 8), (torch.float32, 8193)):
+    for dtype, rows in ((torch.float64, 8), (torch.float32, 8193)):
         found = capture(model.to(dtype), (torch.randn(rows, 48, dtype=dtype),))
         assert not any(OWN in row for row in offered_variants(found.program, "cpu"))
 

@@ -1,0 +1,109 @@
+// Numbers as memory has them: float32, or sixteen bits, bfloat16 (the upper half of a float32) and float16. What is computed with them is float32.
+#pragma once
+
+#include "vectors.h"
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace {
+
+using Half = uint16_t;
+using Halves = Half __attribute__((vector_size(kLanes * sizeof(Half))));
+
+// As Python numbers them.
+enum class Format : int64_t { kFloat32, kBfloat16, kFloat16 };
+
+struct Bfloat16Bits {
+  static Vector widened(Halves halves) { return reinterpret_cast<Vector>(__builtin_convertvector(halves, Bits) << 16); }
+
+  // To the nearest, of two as near to the even one; what is not a number stays so.
+  static Halves narrowed(Vector value) {
+    const Bits bits = reinterpret_cast<Bits>(value);
+    const Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return __builtin_convertvector(value == value ? rounded : Bits{} + 0x7fc0, Halves);
+  }
+};
+
+struct Float16Bits {
+#if defined(__AVX512F__)
+  static Vector widened(Halves halves) { return _mm512_cvtph_ps(reinterpret_cast<__m256i>(halves)); }
+  static Halves narrowed(Vector value) { return reinterpret_cast<Halves>(_mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT)); }
+#elif defined(__F16C__)
+  static Vector widened(Halves halves) { return _mm256_cvtph_ps(reinterpret_cast<__m128i>(halves)); }
+  static Halves narrowed(Vector value) { return reinterpret_cast<Halves>(_mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT)); }
+#elif defined(__aarch64__)
+  static Vector widened(Halves halves) { return vcvt_f32_f16(reinterpret_cast<float16x4_t>(halves)); }
+  static Halves narrowed(Vector value) { return reinterpret_cast<Halves>(vcvt_f16_f32(value)); }
+#else
+  // An exponent has 15 added to it, that of a float32 127.
+  static Vector widened(Halves halves) {
+    const Bits bits = __builtin_convertvector(halves, Bits), sign = (bits & 0x8000) << 16, size = (bits & 0x7fff) << 13;
+    const Bits scaled = reinterpret_cast<Bits>(reinterpret_cast<Vector>(size) * spread(0x1p112f));
+    return reinterpret_cast<Vector>(sign | ((bits & 0x7c00) == 0x7c00 ? size | 0x7f800000 : scaled));
+  }
+
+  // To the nearest, of two as near to the even one. What has fewer than eleven digits is rounded where 0.5 has its last of them.
+  static Halves narrowed(Vector value) {
+    const Bits bits = reinterpret_cast<Bits>(value), sign = (bits >> 16) & 0x8000, size = bits & 0x7fffffff;
+    const Bits least = reinterpret_cast<Bits>(reinterpret_cast<Vector>(size) + spread(0.5f)) - reinterpret_cast<Bits>(spread(0.5f));
+    const Bits usual = (size - (112 << 23) + 0xfff + ((size >> 13) & 1)) >> 13;
+    const Bits number = size < (113 << 23) ? least : size < 0x477ff000 ? usual : Bits{} + 0x7c00;
+    return __builtin_convertvector(sign | (value == value ? number : Bits{} + 0x7e00), Halves);
+  }
+#endif
+};
+
+// How ``Packing`` are read and written: the first ``count`` numbers of a vector, or all if there are more. What is read beyond is zeros.
+template <typename Packing>
+struct Sixteen {
+  using Number = Half;
+
+  static Vector load(const Half* from, int64_t count = kLanes) {
+    Halves there{};
+    if (count >= kLanes) {
+      std::memcpy(&there, from, sizeof(there));
+    } else {
+      std::memcpy(&there, from, count * sizeof(Half));
+    }
+    return Packing::widened(there);
+  }
+
+  static void store(Half* to, Vector value, int64_t count = kLanes) {
+    const Halves made = Packing::narrowed(value);
+    if (count >= kLanes) {
+      std::memcpy(to, &made, sizeof(made));
+    } else {
+      std::memcpy(to, &made, count * sizeof(Half));
+    }
+  }
+};
+
+using Bfloat16 = Sixteen<Bfloat16Bits>;
+using Float16 = Sixteen<Float16Bits>;
+
+struct Float32 {
+  using Number = float;
+  static Vector load(const float* from, int64_t count = kLanes) { return load_some(from, count); }
+  static void store(float* to, Vector value, int64_t count = kLanes) { store_some(to, value, count); }
+};
+
+// ``count`` numbers side by side.
+template <typename Numbers>
+void widen(const Half* from, int64_t count, float* to) {
+  for (int64_t place = 0; place < count; place += kLanes) store_some(to + place, Numbers::load(from + place, count - place), count - place);
+}
+
+// ``count`` numbers side by side as float32: where they are or, of sixteen bits, at ``room``.
+template <typename Numbers>
+const float* as_floats(const typename Numbers::Number* from, int64_t count, float* room) {
+  if constexpr (std::is_same_v<Numbers, Float32>) {
+    return from;
+  } else {
+    widen<Numbers>(from, count, room);
+    return room;
+  }
+}
+
+}  // namespace
