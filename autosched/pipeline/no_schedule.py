@@ -84,7 +84,9 @@ def _rounds_coarsely(model: torch.nn.Module, program: Program, references: Refer
         return ""
     said = f"The model itself answers with a difference of {by:.3g} when its weights and inputs are rounded otherwise"
     if share > 1.0:
-        return f"{said}: {_SELECTS}. Tune it with trained weights and real inputs, or up to that choice."
+        coarse = any(weight.dtype in (torch.bfloat16, torch.float16) for weight in model.parameters())
+        few, instead = ("it has too many operators for sixteen bits, or ", "in float32, ") if coarse else ("", "")
+        return f"{said}: {few}{_SELECTS}. Tune it {instead}with trained weights and real inputs, or up to that choice."
     return f"{said}, {share:.0%} of what is tolerated: what is folded and fused rounds otherwise, too. Try --no-rewrite."
 
 

@@ -94,6 +94,9 @@ def test_a_model_that_counts_its_calls_is_told_so(tmp_path: Path, monkeypatch: p
 
 def test_a_choice_among_equals_is_told_from_an_error_of_ours() -> None:
     assert "it chooses among values that are nearly equal" in _why(Choosing().eval(), torch.randn(2, 64))
+    coarse = _why(Choosing().bfloat16().eval(), torch.randn(2, 64).bfloat16())
+    assert "too many operators for sixteen bits, or it chooses among values that are nearly equal" in coarse
+    assert "Tune it in float32, with trained weights" in coarse
     # Nothing about this model says that it should not be reproduced.
     assert "report the operator" in _why(torch.nn.Linear(4, 4).eval(), torch.randn(2, 4))
 
