@@ -35,6 +35,7 @@ from autosched.capture.passes.slow_activations import spell_slow_activations
 from autosched.capture.passes.spelled_attention import join_attention
 from autosched.capture.passes.token_pictures import order_token_pictures
 from autosched.capture.passes.views import loosen_views, sink_views
+from autosched.capture.passes.widening import widen_convolutions
 from autosched.capture.regions import fuse_regions
 from autosched.core.program import Ref
 from autosched.core.variants import Lowering
@@ -88,6 +89,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("whole_batch_norms", whole_batch_norms, only_on="cuda"),
     Pass("channels_last", prefer_channels_last, changes_values=True, only_on="cuda"),
     Pass("cpu_rows", spell_row_products, changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),
+    Pass("widen_convolutions", widen_convolutions, changes_values=True, only_on="cpu"),
     Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
     # When convolutions are channels last.
     Pass("join_rearrangements", join_rearrangements, changes_values=True, only_on="cpu"),
