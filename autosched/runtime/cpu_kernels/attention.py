@@ -58,6 +58,7 @@ class Attention:
     scale: float
 
     turned = False
+    groups = 1
     after = None
     weights: tuple[int, ...] = ()
     replaced: tuple[int, ...] = ()

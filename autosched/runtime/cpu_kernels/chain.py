@@ -34,6 +34,8 @@ class Chain:
     first: Convolution
     second: Convolution
 
+    groups = 1
+
     @property
     def source(self) -> int:
         """The slot that the first reads."""

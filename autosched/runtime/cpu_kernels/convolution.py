@@ -120,7 +120,7 @@ def read_convolution(call: Call, graph: OpGraph) -> Convolution | None:
         return None
     if stride is None or padding is None or dilation is None or min(source.value, weight.value) < 0:
         return None
-    if not (bias is None or isinstance(bias, Ref)) or not (residual is None or isinstance(residual, Ref)):
+    if not (bias is None or isinstance(bias, Ref)) or not (residual is None or (isinstance(residual, Ref) and residual.value >= 0)):
         return None
     other = None if residual is None else residual.value
     made = _made(call, other)

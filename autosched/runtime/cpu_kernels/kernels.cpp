@@ -56,6 +56,19 @@ __attribute__((visibility("default"))) int64_t autosched_vector_lanes() { return
 // Whether weights in bfloat16 are laid out in pairs of channels.
 __attribute__((visibility("default"))) int64_t autosched_pairs() { return kPairs ? 1 : 0; }
 
+// For callers that no exception may reach: calls one of those below, and says whether there was memory for what it works in. Pointers behind
+// its own it never looks at, as in native/operators.h.
+__attribute__((visibility("default"))) int64_t autosched_call(
+    void (*kernel)(void*, void*, void*, void*, void*, void*, void*), void* one, void* two, void* three, void* four, void* five, void* six,
+    void* seven) {
+  try {
+    kernel(one, two, three, four, five, six, seven);
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
+  return 1;
+}
+
 __attribute__((visibility("default"))) void autosched_winograd(
     const float* picture, float* made, const float* weights, const int64_t* geometry) {
   convolve(picture, made, nullptr, nullptr, weights, geometry);

@@ -23,10 +23,12 @@ _NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-ma
 # No bit may depend on which of several copies of some code the compiler joins a product and a sum in.
 _COMPILE = ("-std=c++20", "-O3", _NATIVE, "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-pipe")
 
+_MOST_POINTERS = 7  # of a kernel; as ``autosched_call`` in kernels.cpp hands over
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A function of the library, for Python and by its address."""
+    """A function of the library, for Python and by its address; where it lacks memory, that is an error (``std::bad_alloc``)."""
 
     name: str
     call: Callable[..., None]
@@ -141,9 +143,16 @@ def _loaded(path: Path) -> Library:
 
 def _entry(loaded: ctypes.CDLL, kernel: str, *, beside: int) -> Entry:
     name = f"autosched_{kernel}"
-    function = getattr(loaded, name)
-    function.argtypes, function.restype = [ctypes.c_void_p] * (4 + beside), None
-    return Entry(name, function, ctypes.cast(function, ctypes.c_void_p).value or 0)
+    address = ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0
+    guarded = loaded.autosched_call
+    guarded.argtypes, guarded.restype = [ctypes.c_void_p] * (1 + _MOST_POINTERS), ctypes.c_int64
+    unused = (None,) * (_MOST_POINTERS - 4 - beside)
+
+    def call(*pointers: int) -> None:
+        if not guarded(address, *pointers, *unused):
+            raise MemoryError(f"not enough memory for what {name} works in")
+
+    return Entry(name, call, address)
 
 
 @lru_cache(maxsize=1)

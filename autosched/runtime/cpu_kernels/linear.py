@@ -65,6 +65,7 @@ class Linear:
 
     residual = None
     after = None
+    groups = 1
 
     @property
     def beside(self) -> tuple[int, ...]:

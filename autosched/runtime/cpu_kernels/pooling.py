@@ -49,6 +49,7 @@ class Pooling:
     weights: tuple[int, ...] = ()
     replaced: tuple[int, ...] = ()
     turned = False
+    groups = 1
 
 
 def may_be_pooling(operator: Operator, graph: OpGraph) -> bool:

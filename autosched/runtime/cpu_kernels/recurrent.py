@@ -56,6 +56,7 @@ class Recurrence:
     after: Call | None
 
     turned = False
+    groups = 1
 
     @property
     def beside(self) -> tuple[int, ...]:

@@ -47,8 +47,8 @@ from autosched.runtime.numerics import compare
 from autosched.runtime.one_copy import one_copy
 from autosched.runtime.thread_state import inference_mode
 
-Weights = MutableMapping[tuple[tuple[int, ...], int, bool], torch.Tensor]
-"""Weights as a kernel multiplies with them: by the values that hold them otherwise, the variant, and whether they are turned."""
+Weights = MutableMapping[tuple[tuple[int, ...], int, bool, int], torch.Tensor]
+"""Weights as a kernel multiplies with them: by the values that hold them otherwise, the variant, whether they are turned, and groups."""
 
 
 Computed = Convolution | chain.Chain | Linear | recurrent.Recurrence | attention.Attention | pooling.Pooling
@@ -325,7 +325,7 @@ def _packed(
     """Its weights, if it has any, also in ``weights`` from now on; or why they cannot be had."""
     if way.packed is None:
         return ()
-    known = item.weights, variant, item.turned
+    known = item.weights, variant, item.turned, item.groups
     if known in weights:
         return (weights[known],)
     plain: list[torch.Tensor] = []

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import autosched
 from autosched.capture.export import Captured, capture
-from autosched.core.graph import OpGraph, TensorSpec, Value, ValueRole
+from autosched.core.graph import Operator, OpGraph, TensorSpec, Value, ValueRole
 from autosched.core.program import Call, Ref
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
@@ -358,6 +358,47 @@ def test_forms_that_the_kernel_takes_for_granted(of: str, changes: dict[str, obj
     changed = dataclasses.replace(value, spec=dataclasses.replace(value.spec, **changes))
     values = tuple(changed if each.index == value.index else each for each in graph.values)
     assert read_convolution(call, dataclasses.replace(graph, values=values)) is None
+
+
+def test_a_residual_of_the_operators_own_is_not_taken_for_a_value() -> None:
+    """Its number counts from the end of the operator's own: another value stands there in the table."""
+    call, graph = _call_and_graph("residual")
+    source, residual, *rest = call.args
+    assert isinstance(residual, Ref)
+    assert read_convolution(call, graph) is not None
+    own = Ref(residual.value - len(graph.values))
+    assert read_convolution(dataclasses.replace(call, args=(source, own, *rest)), graph) is None
+
+
+class Sharing(nn.Module):
+    """Two convolutions that have a weight in common, and other groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(40, 4, 1, 1))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return F.conv2d(x, self.weight), F.conv2d(y, self.weight, groups=2)
+
+
+def test_a_weight_is_packed_anew_for_other_groups() -> None:
+    """As files may have it that others have written; what was packed for one group is too short for two."""
+    inputs = tuple(torch.randn(1, channels, 9, 9).contiguous(memory_format=torch.channels_last) for channels in (4, 8))
+    found = capture(Sharing().eval(), inputs, lowering=Lowering.REWRITTEN)
+    program, [plain] = found.program, [binding.value for binding in found.program.bindings]
+
+    def unpacked(operator: Operator) -> Operator:
+        call, *others = operator.calls
+        given = tuple(Ref(plain) if place == 1 else argument for place, argument in enumerate(call.args))
+        return dataclasses.replace(operator, calls=(dataclasses.replace(call, args=given), *others), reads=(operator.reads[0], plain))
+
+    operators = tuple(unpacked(operator) if "convolution" in operator.calls[0].target else operator for operator in program.graph.operators)
+    program = dataclasses.replace(program, graph=dataclasses.replace(program.graph, operators=operators))
+    bound, weights = bind(program, found.constants, "cpu"), {}
+    made = [steps.own_kernel(operator, bound, 1, OWN, weights) for operator in operators if operator.reads[-1] == plain]
+    assert len(made) == 2
+    assert not any(isinstance(kernel, Refused) for kernel in made), made
+    assert len(weights) == 2
 
 
 def test_limits_are_those_of_the_activation() -> None:
