@@ -459,6 +459,21 @@ def test_branches_stay_where_what_they_read_changes_between_them():
     assert join_parallel_convolutions(draft) == 0
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_one_number_stands_for_all_dimensions_of_a_convolution(transposed):
+    def run(m, x):
+        large, small = (
+            torch.convolution(x, layer.weight, None, [1], [pad], [1], transposed, [0], 1) for layer, pad in ((m.large, 1), (m.small, 0))
+        )
+        return large + small
+
+    model = Apply(run, large=nn.Conv2d(4, 4, 3), small=nn.Conv2d(4, 4, 1)).eval()
+    x = torch.randn(1, 4, 6, 5)
+    found = capture(model, (x,))
+    with torch.no_grad():
+        torch.testing.assert_close(bind(found.program, found.constants, "cpu").run([x])[0], model(x), rtol=1e-4, atol=1e-4)
+
+
 def test_a_block_with_branches_is_one_packed_convolution():
     """As FastViT's mixer of tokens is trained."""
     layers = {
