@@ -573,6 +573,19 @@ def test_convolution_packed_for_every_geometry(options):
     check(Apply(lambda m, x: m.conv(x), conv=conv), (torch.randn(1, 8, 12, 12),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
 
 
+def test_a_dilation_that_means_nothing_is_left_out():
+    """With it, the process would end here."""
+    conv = nn.Conv2d(4, 8, 1, stride=(1, 2), padding=1, dilation=(1, 2))
+    check(Apply(lambda m, x: m.conv(x), conv=conv), (torch.randn(1, 4, 1, 1),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [((2, 5), (1, 3)), ((3, 3), (1, 5))])
+def test_convolutions_of_one_channel_that_onednn_gets_wrong_stay(kernel, stride):
+    conv = nn.Conv2d(1, 16, kernel, stride)
+    check(Apply(lambda m, x: m.conv(x), conv=conv), (torch.randn(2, 1, 9, 6),), pack_cpu_convolutions, expected=0)
+    check(Apply(lambda m, x: m.conv(x), conv=conv), (torch.randn(2, 1, 9, 12),), pack_cpu_convolutions, expected=1)
+
+
 @pytest.mark.parametrize(
     "options",
     [
