@@ -38,6 +38,9 @@ def in_plain_words(
     elif name in _RANDOM_SLOPES and (slope := mean_slope(op, args, kwargs)) is not None:
         # Inductor would pass the memory for the slopes, which nobody wrote.
         return torch.ops.aten.leaky_relu.default, (args[0], slope), {}
+    elif name == "aten::convolution" and isinstance(made, torch.Tensor):
+        # One number for all dimensions, which oneDNN's calls and ours do not take for that.
+        args = tuple(item * (made.dim() - 2) if isinstance(item, list) and len(item) == 1 else item for item in args)
     return op, args, dict(kwargs)
 
 

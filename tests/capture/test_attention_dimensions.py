@@ -78,6 +78,7 @@ def test_others_stay() -> None:
     query, key, value = tensors(*BATCHES)
     check((query, key[:1], value[:1]), 0)
     check((query, key[:, :, :2], value[:, :, :2]), 0, enable_gqa=True)
+    check(tensors(*BATCHES), 0, is_causal=True, scale=-0.5)
 
 
 def test_a_view_of_the_answer_copies_where_it_must() -> None:

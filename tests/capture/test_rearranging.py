@@ -106,6 +106,14 @@ def test_channels_are_shuffled_channels_last(groups: int) -> None:
     assert all(draft.specs[node.outputs[0]].strides[1] == 1 for node in draft.nodes if "convolution" in node.kind or "shuffle" in node.kind)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int32, torch.uint16, torch.float8_e4m3fn], ids=str)
+def test_numbers_of_every_kind_are_shuffled(dtype: torch.dtype) -> None:
+    model = of(lambda x: x.unflatten(1, (2, 3)).transpose(1, 2).flatten(1, 2).float() + 1)
+    x = torch.arange(2 * 6 * 5 * 4).view(2, 6, 5, 4).to(dtype).to(memory_format=torch.channels_last)
+    found = capture(model, (x,))
+    assert torch.equal(bind(found.program, found.constants, "cpu").run((x,))[0], model(x))
+
+
 JOINED: dict[str, tuple[Body, tuple[int, ...], list[str]]] = {
     "a picture of rows": (lambda x: x.relu().permute(0, 3, 1, 2).contiguous().relu(), (2, 4, 6, 8), []),
     "windows": (

@@ -459,6 +459,21 @@ def test_branches_stay_where_what_they_read_changes_between_them():
     assert join_parallel_convolutions(draft) == 0
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_one_number_stands_for_all_dimensions_of_a_convolution(transposed):
+    def run(m, x):
+        large, small = (
+            torch.convolution(x, layer.weight, None, [1], [pad], [1], transposed, [0], 1) for layer, pad in ((m.large, 1), (m.small, 0))
+        )
+        return large + small
+
+    model = Apply(run, large=nn.Conv2d(4, 4, 3), small=nn.Conv2d(4, 4, 1)).eval()
+    x = torch.randn(1, 4, 6, 5)
+    found = capture(model, (x,))
+    with torch.no_grad():
+        torch.testing.assert_close(bind(found.program, found.constants, "cpu").run([x])[0], model(x), rtol=1e-4, atol=1e-4)
+
+
 def test_a_block_with_branches_is_one_packed_convolution():
     """As FastViT's mixer of tokens is trained."""
     layers = {
@@ -556,6 +571,19 @@ def test_limits_in_the_wrong_order_stay_a_call():
 def test_convolution_packed_for_every_geometry(options):
     conv = nn.Conv2d(**{"in_channels": 8, "out_channels": 16, "kernel_size": 3, **options})
     check(Apply(lambda m, x: m.conv(x), conv=conv), (torch.randn(1, 8, 12, 12),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+
+
+def test_a_dilation_that_means_nothing_is_left_out():
+    """With it, the process would end here."""
+    conv = nn.Conv2d(4, 8, 1, stride=(1, 2), padding=1, dilation=(1, 2))
+    check(Apply(lambda m, x: m.conv(x), conv=conv), (torch.randn(1, 4, 1, 1),), pack_cpu_convolutions, expected=1, tolerance=1e-4)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [((2, 5), (1, 3)), ((3, 3), (1, 5))])
+def test_convolutions_of_one_channel_that_onednn_gets_wrong_stay(kernel, stride):
+    conv = nn.Conv2d(1, 16, kernel, stride)
+    check(Apply(lambda m, x: m.conv(x), conv=conv), (torch.randn(2, 1, 9, 6),), pack_cpu_convolutions, expected=0)
+    check(Apply(lambda m, x: m.conv(x), conv=conv), (torch.randn(2, 1, 9, 12),), pack_cpu_convolutions, expected=1)
 
 
 @pytest.mark.parametrize(

@@ -69,11 +69,17 @@ def _is_causal(mask: torch.Tensor, draft: Draft, node: Node) -> bool:
     rows, columns = (draft.specs[_tensor(node, name)].shape[-2] for name in ("query", "key"))
     if mask.dtype != torch.bool or rows != columns or tuple(mask.shape[-2:]) != (rows, columns):
         return False
-    # PyTorch's kernel for a CPU multiplies by the scale what it has hidden: minus infinity becomes plus infinity, or not a number.
-    scale = node.argument("scale")
-    if isinstance(scale, int | float) and scale <= 0:
+    if scales_what_it_hides(node):
         return False
     return torch.equal(mask, torch.ones(rows, columns, dtype=torch.bool, device=mask.device).tril().expand_as(mask))
+
+
+def scales_what_it_hides(node: Node) -> bool:
+    """Whether attention cannot be causal: PyTorch's fused kernel for a CPU multiplies by the scale what it has hidden, and minus infinity
+    becomes plus infinity, or not a number.
+    """
+    scale = node.argument("scale")
+    return isinstance(scale, int | float) and scale <= 0
 
 
 def _is_ready(draft: Draft, mask: int) -> bool:

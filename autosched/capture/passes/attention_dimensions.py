@@ -7,6 +7,7 @@ import math
 import torch
 
 from autosched.capture.draft import Draft, Node
+from autosched.capture.passes.attention import scales_what_it_hides
 from autosched.capture.passes.spelling import Spelling
 from autosched.capture.passes.views import depends_on_strides, loosen_views
 from autosched.core.program import Ref
@@ -36,6 +37,8 @@ def attend_in_four_dimensions(draft: Draft) -> int:
 
 def _joined(node: Node, draft: Draft) -> list[Node]:
     if node.target != "aten::scaled_dot_product_attention.default" or node.outputs[0] < 0 or node.argument("enable_gqa"):
+        return []
+    if node.argument("is_causal") and scales_what_it_hides(node):
         return []
     given = [value for value in (node.tensor(name) for name in ("query", "key", "value")) if value is not None]
     shapes = [draft.specs[value].shape for value in given]

@@ -48,6 +48,10 @@ def pack_cpu_convolutions(draft: Draft) -> int:
         convolution = read_convolution(node)
         if convolution is None or node in taken or not _packable(convolution, node, draft, fixed):
             continue
+        # Along a kernel of one number a dilation means nothing, and at some oneDNN crashes.
+        sizes = draft.specs[convolution.weight].shape[2:]
+        dilation = (1 if size == 1 else step for size, step in zip(sizes, convolution.dilation, strict=True))
+        convolution = replace(convolution, dilation=tuple(dilation))
         plan = _epilogue(node, convolution, draft, users, outputs, times, taken)
         chosen[node] = convolution, plan
         taken.add(plan.last)
@@ -66,7 +70,12 @@ def _packable(convolution: Convolution, node: Node, draft: Draft, fixed: set[int
     plain = all(spec.dtype == specs[0].dtype and spec.elements > 0 for spec in specs)
     batched = len(specs[0].shape) == len(specs[1].shape) and len(specs[0].shape) in (3, 4, 5)
     packable = specs[0].dtype in packable_dtypes() and (not convolution.transposed or _packable_transposed(convolution, specs[1]))
-    return constant and plain and batched and packable and node.outputs[0] >= 0
+    return constant and plain and batched and packable and node.outputs[0] >= 0 and not _reads_elsewhere(convolution, specs[0], draft, node)
+
+
+def _reads_elsewhere(convolution: Convolution, source: TensorSpec, draft: Draft, node: Node) -> bool:
+    """Whether oneDNN takes other numbers than it should: of one channel, channels last, with steps along rows that have one result each."""
+    return source.shape[1] == draft.specs[node.outputs[0]].shape[-1] == 1 < convolution.stride[-1] and not convolution.transposed
 
 
 def _packable_transposed(convolution: Convolution, weight: TensorSpec) -> bool:

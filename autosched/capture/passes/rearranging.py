@@ -22,6 +22,8 @@ _OTHER_SHAPES = frozenset((*RESHAPES, "aten::flatten.using_ints", "aten::unflatt
 _TURNS = ("aten::permute.default", "aten::transpose.int", "aten::t.default")
 _COPIES = ("aten::clone.default", "aten::contiguous.default")
 _SHUFFLE = aten.native_channel_shuffle.default
+# It has none for all numbers of eight bits, nor for all unsigned integers.
+_SHUFFLED = ("float32", "float64", "bfloat16", "float16")
 _CHANNELS_LAST = [0, 2, 3, 1]
 
 
@@ -226,6 +228,8 @@ class _Emitted:
 def _groups(arranged: Arrangement, source: TensorSpec) -> int:
     """How many, if ``arranged`` is a picture that is channels last with its channels shuffled; 0 if it is something else."""
     before, channels = arrangement_of(source), arranged.dimensions[1]
+    if source.dtype not in _SHUFFLED:
+        return 0
     if before is None or format_of(source) is not torch.channels_last or len(channels) != 2 or arranged.shape() != list(source.shape):
         return 0
     batch, count, height, width = source.shape
