@@ -26,6 +26,7 @@ from autosched.config import NATIVE_LIBRARY, cpp_compiler, native_dir
 from autosched.core.atomic_write import write_atomically
 from autosched.core.computed_once import computed_once
 from autosched.core.scratch import Scratch
+from autosched.runtime.orphans import start_tied
 from autosched.runtime.regions.store import private_file, private_folder
 
 _FALLBACKS = ("g++", "clang++", "c++")
@@ -127,9 +128,9 @@ def compiler() -> list[str]:
 
 def _run(command: Sequence[str], deadline: float) -> str:
     """Why a command did not do what it should; empty if it did."""
-    # A session of its own: the compiler is more than one process, and all of them end together.
+    # The compiler is more than one process, and all of them end together.
     try:
-        begun = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        begun = start_tied(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     except OSError as error:
         return f"{command[0]} cannot be run: {error.strerror or error}"
     with begun as process:
