@@ -66,6 +66,18 @@ class Recipe:
                 return next(filter(_sound, sorted(folder.glob(f"{self.name}-{self.key}-*.so"))), None)
         return None
 
+    def obstacle(self) -> str:
+        """Why it cannot be built here, as far as can be told without trying; empty if nothing is in the way."""
+        if not self.source.is_file():
+            return f"{self.source} is no file: this autosched is in a zip file, where no compiler reads; install it unpacked"
+        folder = native_dir()
+        there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+        if there == folder and not private_folder(folder):
+            return _not_private(folder)
+        if not os.access(there, os.W_OK | os.X_OK):
+            return f"what is built cannot be kept: {there} cannot be written"
+        return "" if compiler() else "there is no C++ compiler; install g++ or clang++, or name one in CXX"
+
     def make(self, limit_s: float) -> Path | str:
         """The library, built if it is not there, in ``limit_s`` seconds at most; or why it cannot be. Other processes wait for one."""
         folder = native_dir()
@@ -73,7 +85,7 @@ class Recipe:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not private_folder(folder):
-                return f"{folder} belongs to somebody else, or others may write into it, and what is built there is run"
+                return _not_private(folder)
             with FileLock(folder / ".lock", timeout=limit_s):
                 return self.find() or self._build(folder, deadline)
         except Timeout:
@@ -109,9 +121,8 @@ def not_loaded(path: Path, error: Exception) -> str:
     return f"what was built cannot be loaded ({str(error).splitlines()[0]}); {advice}"
 
 
-def no_compiler() -> str:
-    """Why nothing can be compiled here, as far as can be told without trying; empty if nothing is in the way."""
-    return "" if compiler() else "there is no C++ compiler; install g++ or clang++, or name one in CXX"
+def _not_private(folder: Path) -> str:
+    return f"{folder} belongs to somebody else, or others may write into it, and what is built there is run"
 
 
 def compiler() -> list[str]:
