@@ -10,7 +10,15 @@
 #include "summed.h"
 #include "winograd.h"
 
+#include <utility>
+
 namespace {
+
+template <size_t... Places>
+void call_with(const void* function, const void* const* pointers, std::index_sequence<Places...>) {
+  reinterpret_cast<void (*)(decltype(static_cast<void>(Places), static_cast<const void*>(nullptr))...)>(const_cast<void*>(function))(
+      pointers[Places]...);
+}
 
 void convolve_directly(const float* picture, float* made, const float* residual, const float* bias, const float* weights, const int64_t* numbers) {
   const auto geometry = read<Direct>(numbers);
@@ -40,6 +48,22 @@ void attend(const float* query, float* made, const float* key, const float* valu
 extern "C" {
 
 __attribute__((visibility("default"))) int64_t autosched_vector_lanes() { return kLanes; }
+
+// One of those below, for Python, through which no exception may go: whether there was memory for it to work in.
+__attribute__((visibility("default"))) int autosched_called(const void* function, const void* const* pointers, int64_t count) {
+  try {
+    switch (count) {
+      case 3: call_with(function, pointers, std::make_index_sequence<3>()); break;
+      case 4: call_with(function, pointers, std::make_index_sequence<4>()); break;
+      case 5: call_with(function, pointers, std::make_index_sequence<5>()); break;
+      case 6: call_with(function, pointers, std::make_index_sequence<6>()); break;
+      case 7: call_with(function, pointers, std::make_index_sequence<7>()); break;
+    }
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
+  return 1;
+}
 
 __attribute__((visibility("default"))) void autosched_winograd(
     const float* picture, float* made, const float* weights, const int64_t* geometry) {

@@ -134,10 +134,16 @@ def _loaded(path: Path) -> Library:
 
 
 def _entry(loaded: ctypes.CDLL, kernel: str, *, beside: int) -> Entry:
-    name = f"autosched_{kernel}"
-    function = getattr(loaded, name)
-    function.argtypes, function.restype = [ctypes.c_void_p] * (4 + beside), None
-    return Entry(name, function, ctypes.cast(function, ctypes.c_void_p).value or 0)
+    name, count = f"autosched_{kernel}", 4 + beside
+    address = ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0
+    called, pointers = loaded.autosched_called, ctypes.c_void_p * count
+    called.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+
+    def call(*given: int) -> None:
+        if not called(address, pointers(*given), count):
+            raise MemoryError(f"there is no memory for {name} to work in")
+
+    return Entry(name, call, address)
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,9 @@
 // Threads of the calling thread's OpenMP team, and what each of them does.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <new>
 
 // Whichever OpenMP PyTorch was linked with, as in native/team.h: nothing here is compiled for one, so no second one is loaded.
 extern "C" {
@@ -17,15 +19,30 @@ namespace {
 constexpr int64_t kLeastProducts = 500'000;
 
 template <typename Work>
+struct Shared {
+  Work& work;
+  std::atomic<bool> lacked_memory{false};
+};
+
+// What leaves a thread of a team ends the process.
+template <typename Work>
 void call_work(void* given) {
-  (*static_cast<Work*>(given))(omp_get_thread_num(), omp_get_num_threads());
+  auto& shared = *static_cast<Shared<Work>*>(given);
+  try {
+    shared.work(omp_get_thread_num(), omp_get_num_threads());
+  } catch (const std::bad_alloc&) {
+    shared.lacked_memory.store(true);
+  }
 }
 
-// ``work(number, count)`` on each thread of a team, however many come.
+// ``work(number, count)`` on each thread of a team, however many come. Where one has no memory to work in, the caller hears of it when all
+// have ended: what waits for the others (``all_are_here``) has it from before.
 template <typename Work>
 void on_team(int64_t threads, Work work) {
   if (threads < 2 || GOMP_parallel == nullptr || GOMP_barrier == nullptr) return work(0, 1);
-  GOMP_parallel(call_work<Work>, &work, static_cast<unsigned>(threads), 0);
+  Shared<Work> shared{work};
+  GOMP_parallel(call_work<Work>, &shared, static_cast<unsigned>(threads), 0);
+  if (shared.lacked_memory.load()) throw std::bad_alloc();
 }
 
 void all_are_here(int count) {
