@@ -8,6 +8,7 @@ warning; where gradients are wanted, always.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ MAX_SHAPES = 16
 # Calls of the graph after which one that had none of them may be dropped. To bind takes as long as hundreds of calls, and where more are
 # called by turns than are kept, each call would bind one.
 IDLE_CALLS = 1000
+# Of parameters for which it is worth a tenth of a second, in a large process, to find out whose they are, so that they go with their model.
+LEAST_BYTES = 16 << 20
 
 Shapes = tuple[object, ...]
 
@@ -184,6 +187,7 @@ class ScheduledGraph:
         with alone():
             if key in self._bound:
                 return self._bound[key]
+            self._let_go()
             model = DynamoGraph(self._graph, self._inputs, static, [float(args[index]) for index in self._inputs.numbers])
             given = tuple(args[index] for index in self._inputs.given)
             recipe = self._recipe(key[0], model, given)
@@ -193,13 +197,20 @@ class ScheduledGraph:
             if loaded.short:
                 self._again_later(key[0], loaded.report().reason, recipe)
                 return None
-            bound = _Bound(loaded, tuple(static), self._calls)
+            bound = _Bound(loaded, tuple(static), self._calls, _owners(static))
             with self._lock.lock:
                 self._recipes[key[0]] = recipe
                 self._bound[key] = bound
                 if len(self._bound) > MAX_BOUND:
                     del self._bound[min(self._bound, key=lambda kept: self._bound[kept].called)]
             return bound
+
+    def _let_go(self) -> None:
+        """Drop what is bound to parameters of models that are gone: who puts new ones in place again and again would keep them all."""
+        with self._lock.lock:
+            for key, bound in list(self._bound.items()):
+                if bound.owners and not any(owner() for owner in bound.owners):
+                    del self._bound[key]
 
     def _refusal(self, shapes: Shapes) -> _Refusal | None:
         """Why the graph runs this call, with inputs of these shapes, as it came, if that is known without looking for a schedule."""
@@ -285,12 +296,27 @@ class ScheduledGraph:
 class _Bound:
     """A schedule on one set of parameters, which it keeps alive.
 
-    ``called`` is the last call that ran on it, of those of the graph.
+    ``called`` is the last call that ran on it, of those of the graph; ``owners`` are the modules that had the first of the parameters then.
     """
 
     model: LoadedModel
     static: tuple[torch.Tensor, ...]
     called: int
+    owners: tuple[weakref.ref[torch.nn.Module], ...]
+
+
+def _owners(static: Sequence[torch.Tensor]) -> tuple[weakref.ref[torch.nn.Module], ...]:
+    """The modules that have the first of ``static``, but for ours; none where these are small. All objects there are are looked at."""
+    import torch
+
+    from autosched.capture.dynamo import DynamoGraph
+
+    if not static or sum(tensor.nbytes for tensor in static) < LEAST_BYTES:
+        return ()
+    # By type: some objects answer for their class with a warning, or worse.
+    modules = [item for item in gc.get_objects() if issubclass(type(item), torch.nn.Module) and type(item) is not DynamoGraph]
+    tables = ((module, vars(module).get(kind)) for module in modules for kind in ("_parameters", "_buffers"))
+    return tuple(weakref.ref(module) for module, table in tables if table and any(item is static[0] for item in list(table.values())))
 
 
 def _shapes(given: Sequence[Any]) -> Shapes:

@@ -13,9 +13,10 @@ import torch
 
 
 class _Asking(threading.local):
-    """Whether this thread asks models what they compute: ``yes()``."""
+    """Whether this thread asks models what they compute: ``yes()``; ``serves``: it waits for no call of others, who wait for it."""
 
     def __init__(self) -> None:
+        self.serves = False
         # Of this thread alone. A lock is a counter that an exception of a signal's handler finds taken or given back, and never in between:
         # a context of Python's would be left when the exception goes, or not at all, and the thread would run no schedule until then.
         lock = cast(Any, threading.RLock())
@@ -34,6 +35,15 @@ def all_aside() -> AbstractContextManager[object]:
     thread that waits for what this one holds, and a custom operator may call it, too.
     """
     return asking.blocks
+
+
+def serve() -> None:
+    """As :func:`all_aside` for as long as this thread lives, which runs operators for others and no code of a user's but finalizers.
+
+    These may call a schedule, or have one refreshed. Whoever waits for this thread holds what such a call would wait for.
+    """
+    asking.blocks.__enter__()
+    asking.serves = True
 
 
 @contextmanager

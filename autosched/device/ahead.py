@@ -86,7 +86,7 @@ def compile_ahead(
         home, numerics = str(torch.device(device)), numerics_key(torch.device(device).type)
         bodies = [AheadBody(*files, home, share, lowering.value, numerics) for share in shares]
         for worker in workers:
-            # By this thread: it is what the process ends with.
+            # Before anybody asks: what has not started cannot be stopped.
             worker.start()
         return _first_reason(workers, bodies, end_s, limit_s)
     except (ValueError, WorkerLost) as error:

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,7 +104,7 @@ class Worker:
 
         Raises:
             ScratchFull: as :meth:`write_tensors`.
-            WorkerLost: if this process may not have another one, or no more open files or threads.
+            WorkerLost: if this process may not have another one, or no more open files or threads, or there is no Python to run.
         """
         if self._child is not None:
             return
@@ -111,10 +112,11 @@ class Worker:
         try:
             self._child = ChildProcess(self._module, board, plugin=self._plugin)
         except (OSError, RuntimeError) as error:  # the latter for a thread
-            raise WorkerLost(
-                f"the measuring process cannot be started: {error}. Raise the limits of this process on open files, processes and memory "
-                "(ulimit -a), or end what takes them."
-            ) from error
+            advice = "Raise the limits of this process on open files, processes and memory (ulimit -a), or end what takes them."
+            if isinstance(error, PermissionError | FileNotFoundError):
+                # Empty where another program has the interpreter in it.
+                advice = f"It is another process of sys.executable, {sys.executable!r}: have that name a Python that may be run from here."
+            raise WorkerLost(f"the measuring process cannot be started: {error}. {advice}") from error
         self._is_open = False
 
     def opens_with(self, opening: Sequence[Request]) -> None:

@@ -32,15 +32,15 @@ class Channel:
     """The process's end of the conversation. Made once, before anything that may fail."""
 
     def __init__(self) -> None:
-        self._answers, board, parent, plugin = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-        self._requests = begin_serving(parent, self._answers)
+        self._answers, board, plugin = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+        self._requests = begin_serving(self._answers)
         with board.open("r+b") as file:
             self._board = mmap.mmap(file.fileno(), BOARD.size)
         self._beats = 0
         self._queue: SimpleQueue[bytes] = SimpleQueue()
         threading.Thread(target=self._read, name="autosched-worker-requests", daemon=True).start()
         self.plugin = _load_plugin(Path(plugin)) if plugin else None
-        register_there(sys.argv[5])
+        register_there(sys.argv[4])
 
     def beat(self, item: int) -> None:
         """Show progress, and what is worked on now (-1: nothing in particular). Costs less than a microsecond."""

@@ -1,7 +1,7 @@
 """A process that may crash, hang or be killed without harm: started, spoken to, and ended with everything it has started.
 
-It runs in its own session, so that one signal reaches all of its descendants, and dies with its parent: by the
-kernel's parent-death signal where there is one, and because its input ends.
+It runs in its own session, so that one signal reaches all of its descendants, and all of it dies with its parent: by the kernel's hand
+where that can be had (``orphans.start_tied``), and because its input ends.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from autosched.core.python_command import python_command
 from autosched.core.records import BY_OTHERS, FailureKind
 from autosched.device.registrations import describe_registrations
 from autosched.device.worker_messages import BOARD, LENGTH
+from autosched.runtime.orphans import start_tied
 
 _logger = logging.getLogger(__name__)
 
@@ -65,17 +66,14 @@ class ChildProcess:
             self._board = mmap.mmap(file.fileno(), BOARD.size)
         registrations = describe_registrations()
         answers, answers_theirs, log, log_theirs = _two_pipes()
-        # The parent-death signal fires when the *thread* that started the process ends, so only a main thread may ask for it.
-        tied = threading.current_thread() is threading.main_thread()
-        arguments = [str(answers_theirs), str(board), str(os.getpid() if tied else 0), str(plugin or ""), registrations]
+        arguments = [str(answers_theirs), str(board), str(plugin or ""), registrations]
         try:
-            self._process = subprocess.Popen(
+            self._process = start_tied(
                 python_command(f"from {module} import main; main()", *arguments),
                 stdin=subprocess.PIPE,
                 stdout=log_theirs,
                 stderr=log_theirs,
                 bufsize=0,
-                start_new_session=True,
                 pass_fds=(answers_theirs,),
             )
         except BaseException:

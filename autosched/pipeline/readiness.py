@@ -11,6 +11,7 @@ from autosched.core.progress import Progress
 from autosched.core.python_command import python_command
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.native.build import build_native, native_library, obstacle
+from autosched.runtime.orphans import start_tied
 
 logger = logging.getLogger(__name__)
 
@@ -89,13 +90,7 @@ def _start_compilers() -> None:
             f"from autosched.core.python_command import imports_done; imports_done(); load_searches({number})"
         )
         try:
-            process = subprocess.Popen(
-                python_command(code),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            process = start_tied(python_command(code), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         except OSError as error:
             logger.info("no process to compile searches in: %s", error)
             return

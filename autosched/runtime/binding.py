@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from autosched.config import openmp_binding
 from autosched.core.custom_operators import trusted, trusting
 from autosched.core.errors import IncompatibleArtifact
+from autosched.core.extents import storage_of
 from autosched.core.from_outside import let_through
 from autosched.core.program import Binding, InputSpec, Program
 from autosched.core.standing_aside import all_aside
@@ -32,7 +34,7 @@ from autosched.runtime.kernels import Begun, BoundProgram, bind, gather_constant
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import Plan, make_plan
 from autosched.runtime.prepared import Bound, ChangedMeanwhile, InAnotherMode, Overwriting, Prepared, Runner
-from autosched.runtime.reads import Reads
+from autosched.runtime.reads import Reads, storages_written
 from autosched.runtime.runners import regions_of, runner_factory
 from autosched.runtime.state import Asked, OtherBuffers, ask, copies_of, version_of, whole_answer
 from autosched.runtime.telling_inputs import telling_inputs
@@ -163,6 +165,9 @@ class Binder:
             bound = bound if regions is None else regions.apply(bound, plan)
         without = ""
         if regions is not None and regions.refusals:
+            if changed := self._changed_since(began, program):
+                # What a kernel has packed was held against what others made of other weights.
+                raise _changed_meanwhile(changed)
             without = f"{len(regions.refusals)} operators run call by call: {regions.refusals[0].reason}"
             _log.warning("of %s, %s", self._label, without)
         if program.writes and (verify or manners.seen is None):
@@ -237,9 +242,9 @@ class Binder:
         try:
             error = max(error, self._compared(bundle, bound, runner, began, seed=_SEED + 2))
         except IncompatibleArtifact:
-            self._require_unchanged(others)
+            self._require_unchanged(others, bundle.program)
             raise
-        self._require_unchanged(others)
+        self._require_unchanged(others, bundle.program)
         if named := attributes.state():
             what = f"each call leaves another tensor in the model's {printable(named)}, and the schedule leaves none"
             advice = "keep in a buffer what another call reads, or delete it at the end of forward()"
@@ -247,8 +252,11 @@ class Binder:
         watch.settle()
         return error
 
-    def _require_unchanged(self, others: OtherBuffers) -> None:
+    def _require_unchanged(self, others: OtherBuffers, program: Program) -> None:
         if name := others.changed():
+            tensor = dict(self.model.named_buffers()).get(name)
+            if tensor is not None and not self._writes_into({name: tensor}, program):
+                raise _changed_meanwhile([name])
             said = f"the model changes its buffer {printable(name)} at each call, and the schedule does not"
             raise IncompatibleArtifact(self._label, [said])
 
@@ -273,23 +281,33 @@ class Binder:
             raise
         except Exception as error:
             let_through(error)
-            now = self._tensors(bundle.program)
+            changed = self._changed_since(began, bundle.program)
             # Where there was none, the model itself may have put one.
-            changed = [name for name, tensor in began.items() if not _same(now.get(name), tensor)]
             if not changed:
                 raise
-            raise ChangedMeanwhile(
-                f"its {printable(min(changed))} was changed while the schedule was compared with the model, by another thread or by the "
-                "model itself; the next call, or load(), compares again"
-            ) from error
+            raise _changed_meanwhile(changed) from error
+
+    def _changed_since(self, began: _Tensors, program: Program) -> list[str]:
+        """The names of those of ``began`` that are others by now, but for buffers into which the model itself writes when it is called."""
+        now = self._tensors(program)
+        changed = [name for name, tensor in began.items() if not _same(now.get(name), tensor)]
+        buffers = dict(self.model.named_buffers())
+        doubtful = {name: tensor for name in changed if (tensor := buffers.get(name)) is began[name][0]}
+        own = self._writes_into(doubtful, program) if doubtful else set()
+        return [name for name in changed if name not in own]
+
+    def _writes_into(self, tensors: Mapping[str, torch.Tensor], program: Program) -> set[str]:
+        """Which of its buffers the model itself writes into, or replaces, in a call; all of them if nobody can tell."""
+        inputs = random_inputs(program, _SEED, self._device)
+        written = storages_written(lambda: models_answer(program, self.model, inputs))
+        now = dict(self.model.named_buffers())
+        return {name for name, tensor in tensors.items() if written is None or storage_of(tensor) in written or now.get(name) is not tensor}
 
     def _tensors(self, program: Program) -> _Tensors:
         """Parameters and buffers now, those apart that the model itself replaces."""
         state = {binding.name for binding in program.state}
-        # What is in a buffer a model may well change itself, and nothing tells who it was.
-        found = {name: (tensor, 0, 0) for name, tensor in self.model.named_buffers() if name not in state}
-        parameters = {name: tensor for name, tensor in self.model.named_parameters() if name not in state}
-        return {**found, **{name: (tensor, version_of(tensor), _place(tensor)) for name, tensor in parameters.items()}}
+        named = chain(self.model.named_buffers(), self.model.named_parameters())
+        return {name: (tensor, version_of(tensor), _place(tensor)) for name, tensor in named if name not in state}
 
     def _verify(self, bundle: Bundle, bound: BoundProgram, runner: Callable[[], Runner], reads: Reads | None, seed: int) -> float:
         """Audit the operators, then compare the schedule's outputs with the model's; the largest absolute difference.
@@ -373,7 +391,14 @@ class Binder:
 
 
 _Tensors = dict[str, tuple[torch.Tensor, int, int]]
-"""Parameters and buffers by name, with how often a parameter was changed, and where its memory is."""
+"""Parameters and buffers by name, with how often each was changed, and where its memory is."""
+
+
+def _changed_meanwhile(names: Sequence[str]) -> ChangedMeanwhile:
+    return ChangedMeanwhile(
+        f"its {printable(min(names))} was changed while the schedule was compared with the model, by another thread or the model itself; "
+        "the next call, or load(), compares again"
+    )
 
 
 def _same(now: tuple[torch.Tensor, int, int] | None, before: tuple[torch.Tensor, int, int]) -> bool:

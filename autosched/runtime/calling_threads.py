@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from autosched.core.standing_aside import all_aside
+from autosched.core.standing_aside import serve
 from autosched.runtime.forking import outlive_forks, rest_openmp
 from autosched.runtime.host_key import cores_of_thread
 from autosched.runtime.lane_pool import threads_are_real
@@ -155,11 +155,8 @@ class _Owner:
         self._jobs.put(None)
 
     def _work(self) -> None:
-        # Garbage may be collected here, too. A finalizer that calls a schedule would wait for a thread that waits for this one.
-        with all_aside():
-            self._take_jobs()
-
-    def _take_jobs(self) -> None:
+        # Garbage may be collected here, too.
+        serve()
         while True:
             job = self._jobs.get()
             if job is None:

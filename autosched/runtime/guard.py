@@ -287,8 +287,8 @@ class LoadedModel:
         table, running = self._table, self._running
         if table is None:
             return
-        if running.inside:
-            # That call has what this would wait for.
+        if running.inside or asking.serves:
+            # That call, or the one that waits for this thread, has what this would wait for.
             self._refresh_due = True
             return
         running.inside = True
@@ -337,7 +337,7 @@ class LoadedModel:
         there = self._there
         # In the model's place, the model's own call is on its way already, and runs its hooks.
         run = self._forward if there is self else self.model
-        if self._turn is None:
+        if self._turn is None or asking.serves:
             with self._older_aside():
                 return run(*args, **kwargs)
         # A newer one in the model's place would have this thread, which has the turn, wait for one that waits for the turn.

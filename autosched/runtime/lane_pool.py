@@ -19,6 +19,7 @@ from types import BuiltinFunctionType
 
 import torch
 
+from autosched.core.standing_aside import serve
 from autosched.runtime.forking import outlive_forks
 
 # Turns of yielding before a waiting lane sleeps, about 0.7 us each. Waking a sleeper costs tens of microseconds, so lanes that
@@ -149,9 +150,13 @@ class LanePool:
 
     They are started when first needed, each in inference mode for its whole life, and end when the pool is closed or collected.
     One run at a time: concurrent callers queue.
+
+    Args:
+        users_code: whether operators may be a user's own, which may call other schedules.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, users_code: bool = True) -> None:
+        self._users_code = users_code
         self._queues: list[SimpleQueue[Callable[[], None] | None]] = []
         self._busy = threading.Lock()
         self._finalizer = weakref.finalize(self, _stop_threads, self._queues)
@@ -226,7 +231,9 @@ class LanePool:
                 raise NoThreads("the interpreter is ending")
             queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
             # Daemon: a sleeping lane must never keep a process alive.
-            thread = threading.Thread(target=_serve, args=(queue,), name=f"autosched-lane-{len(self._queues) + 1}", daemon=True)
+            thread = threading.Thread(
+                target=_serve, args=(queue, self._users_code), name=f"autosched-lane-{len(self._queues) + 1}", daemon=True
+            )
             try:
                 thread.start()
             except RuntimeError as error:
@@ -261,7 +268,10 @@ class _LaneTask:
             self._signals.set(self._flag)
 
 
-def _serve(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+def _serve(queue: SimpleQueue[Callable[[], None] | None], users_code: bool) -> None:
+    if not users_code:
+        # Garbage may be collected here, too.
+        serve()
     # A new thread takes its thread count from whoever set one last, at its first question; ask now, so that no later answer changes it.
     torch.get_num_threads()
     with torch.inference_mode():

@@ -35,7 +35,7 @@ from autosched.runtime.key_order import KeyOrders
 from autosched.runtime.lane_choice import for_engine
 from autosched.runtime.native.build import build_native, native_library, obstacle
 from autosched.runtime.no_memory import ROOM, lacks_memory
-from autosched.runtime.prepared import ChangedMeanwhile, Prepared
+from autosched.runtime.prepared import ChangedMeanwhile, InAnotherMode, Prepared
 from autosched.runtime.shape_table import ShapeTable
 from autosched.runtime.shapes import find_buckets
 from autosched.runtime.shapes_padding import Padding
@@ -346,8 +346,8 @@ def _warm(table: ShapeTable, model: torch.nn.Module, facts: _Facts) -> None:
         except AutoschedError as error:
             if facts.strict:
                 raise
-            if isinstance(error, ChangedMeanwhile):
-                # New weights are being put in place: the next call compares again.
+            if isinstance(error, ChangedMeanwhile | InAnotherMode):
+                # By another thread, which puts new weights in place, say: the next call compares again.
                 continue
             # The next one needs the memory.
             empty_frames(error)

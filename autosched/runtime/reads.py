@@ -68,12 +68,25 @@ class Reads:
         )
 
 
-class _Operands(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the storages that operators are given."""
+def storages_written(answer: Callable[[], object]) -> set[Hashable] | None:
+    """The storages that operators of this thread change in place while ``answer`` calls a model; ``None`` if they cannot be noted."""
+    noted = _Operands(set(), only_written=True)
+    try:
+        with noted:
+            answer()
+    except Exception as error:
+        let_through(error)
+        return None
+    return noted.storages
 
-    def __init__(self, storages: set[Hashable]) -> None:
+
+class _Operands(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the storages that operators are given, or of these only those that they change in place."""
+
+    def __init__(self, storages: set[Hashable], *, only_written: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._storages = storages
+        self.storages = storages
+        self._only_written = only_written
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -81,7 +94,16 @@ class _Operands(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        for leaf in pytree.tree_leaves((args, kwargs or {})):
+        given = _written(func, args, kwargs or {}) if self._only_written else (args, kwargs or {})
+        for leaf in pytree.tree_leaves(given):
             if isinstance(leaf, torch.Tensor):
-                self._storages.update(map(storage_of, parts_of(leaf) or [leaf]))
+                self.storages.update(map(storage_of, parts_of(leaf) or [leaf]))
         return func(*args, **(kwargs or {}))
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The operands that an operator's schema says are changed."""
+    arguments = func._schema.arguments
+    changed = {item.name for item in arguments if item.alias_info is not None and item.alias_info.is_write}
+    given = [*zip((item.name for item in arguments), args, strict=False), *kwargs.items()]
+    return [value for name, value in given if name in changed]

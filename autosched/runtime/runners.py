@@ -49,9 +49,9 @@ def runner_factory(device: torch.device) -> RunnerFactory:
     from autosched.runtime.lane_pool import LanePool
     from autosched.runtime.lanes import LaneExecutor
 
-    pool = LanePool()
     # A custom operator may call another schedule, from whichever thread it is on. Were one thread to run all, it would wait for itself.
     handed_over = not trusted()
+    pool = LanePool(users_code=not handed_over)
 
     def runner(bound: BoundProgram, plan: Plan, inputs: Sequence[torch.Tensor]) -> Runner:
         executor = LaneExecutor(bound, plan, pool)

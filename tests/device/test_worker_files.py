@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -172,6 +173,17 @@ def test_a_limit_of_the_process_is_named_and_nothing_is_left(limit: str, monkeyp
     error.__traceback__ = None
     gc.collect()
     assert len(before) == (len(os.listdir("/proc/self/fd")) if before else 0)
+    worker.close()
+
+
+@pytest.mark.parametrize("named", ["", "/no/such/python"])
+def test_a_python_that_cannot_be_run_is_named(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that has the interpreter in it has none to name."""
+    monkeypatch.setattr(sys, "executable", named)
+    worker = Worker("no.module.is.started", timeout_s=1.0)
+    with pytest.raises(WorkerLost, match=f"another process of sys.executable, '{named}'") as said:
+        worker.start()
+    assert "ulimit" not in str(said.value)
     worker.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Iterator
@@ -221,6 +222,24 @@ def test_weights_make_room_that_were_not_called_for_longest(monkeypatch: pytest.
     assert [report.calls for report in reports()] == [4, 1]
     require_same(runs[first](*args), first(*args))
     assert [report.calls for report in reports()] == [5, 1]
+
+
+def test_weights_of_models_that_are_gone_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "LEAST_BYTES", 0)
+    kept = Mlp(seed=9).eval()
+    args, _ = inputs_of(kept)
+    compiled(kept)(*args)
+    weights: list[weakref.ref[nn.Parameter]] = []
+    for seed in range(3):
+        model = Mlp(seed).eval()
+        require_same(compiled(model)(*args), model(*args))
+        weights.append(weakref.ref(model.first.weight))
+        del model
+        gc.collect()
+    # The last one stays until there is another.
+    assert [weight() is not None for weight in weights] == [False, False, True]
+    require_same(compiled(kept)(*args), kept(*args))
+    assert [report.calls for report in reports()] == [2, 1]
 
 
 _SHORT: list[Exception] = [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()]

@@ -26,10 +26,12 @@ from autosched.runtime import calling_threads, runners
 from autosched.runtime.calling_threads import CallingThreads
 from autosched.runtime.guard import LoadedModel
 from autosched.runtime.host_key import cpu_device_key, software_key
+from autosched.runtime.lane_pool import LanePool, Signals
 from autosched.runtime.load import load
 from tests.conformance.bundles import evidence_for, two_branches_bundle
 from tests.conformance.graphs import TwoBranches, two_branches_inputs, two_branches_program
 from tests.conformance.interruptions import ends_whatever_interrupts
+from tests.conformance.stateful import SIZE, ReadBeforeAndAfter, bundle_bytes
 from tests.conformance.waiting import wait_until
 
 
@@ -291,6 +293,43 @@ def test_a_finalizer_that_calls_a_schedule_on_the_thread_that_runs_all_waits_for
     caller.join(60)
     assert not caller.is_alive()
     assert ran == [True]
+
+
+@pytest.mark.parametrize("asked", ["call", "refresh"])
+@pytest.mark.parametrize("thread", ["one that runs all", "a lane"])
+def test_a_finalizer_on_a_thread_of_ours_waits_for_nobody_who_changes_the_models_state(thread: str, asked: str) -> None:
+    model, x = ReadBeforeAndAfter().eval(), torch.randn(4, SIZE)
+    fast = load(bundle_bytes(model, (x,)), model, strict=True)
+    prepared = fast._table.slots[0].prepared  # type: ignore[union-attr]
+    assert prepared is not None
+    runner, owner, pool, ran = prepared.runner, calling_threads._Owner(), LanePool(users_code=False), list[str]()
+
+    class Garbage:
+        pass
+
+    def collected() -> None:
+        ran.append(threading.current_thread().name)
+        fast.refresh() if asked == "refresh" else fast(x)
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        weakref.finalize(Garbage(), collected)
+        return runner(inputs)
+
+    def run_on_a_lane(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        made: list[torch.Tensor] = []
+        pool.run(lambda lane: made.extend(run(inputs)) if lane else None, 2, Signals(2), 0)
+        return made
+
+    prepared.runner = run_on_a_lane if thread == "a lane" else lambda inputs: owner.run(run, inputs) or []
+    caller = threading.Thread(target=fast, args=(x,), daemon=True)
+    caller.start()
+    caller.join(60)
+    assert not caller.is_alive()
+    assert ran == ["autosched-lane-1" if thread == "a lane" else "autosched-calls"]
+    prepared.runner = runner
+    count = int(model.count)
+    fast(x)
+    assert int(model.count) == count + 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")

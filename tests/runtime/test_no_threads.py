@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 from autosched.core.records import Engine
 from autosched.runtime import lane_pool
 from autosched.runtime.calling_threads import CallingThreads
+from autosched.runtime.host_key import usable_cores
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.lane_pool import LanePool, NoThreads, Signals, threads_can_start
 from autosched.runtime.lanes import LaneExecutor
@@ -89,6 +92,49 @@ def test_openmp_is_not_asked_for_threads_that_there_are_not(limit: _Limit) -> No
         assert team_comes(library, 1)
     finally:
         team_comes.cache_clear()
+
+
+_LIMITED_LATER = """
+import os, resource, sys, threading
+sys.path.append(sys.argv[1])
+import torch
+from autosched.runtime.forking import rest_openmp
+from autosched.runtime.kernels import bind, random_inputs
+from autosched.runtime.lanes import LaneExecutor
+from autosched.runtime.plan import make_plan
+from tests.conformance.lanes_suite import random_schedule
+from tests.conformance.programs import branches_program
+
+bound = bind(*branches_program(branches=4, depth=4))
+executor = LaneExecutor(bound, make_plan(bound.program.graph, random_schedule(bound.program.graph, 2, 2, widths=(1,))))
+assert executor.one_team
+inputs = random_inputs(bound.program, 0)
+expected = executor.run(inputs)[0]
+# As at the end of load().
+rest_openmp()
+if os.getuid() == 0:
+    os.setuid(65534)  # root has no such limit
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+try:
+    threading.Thread(target=print).start()
+except RuntimeError:
+    assert torch.equal(executor.run(inputs)[0], expected)
+    print("the same")
+else:
+    print("no limit")
+"""
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.skipif(sys.platform != "linux" or usable_cores() < 2, reason="no team")
+def test_a_team_that_cannot_be_started_any_more_is_not_asked_for() -> None:
+    """Threads came when it was loaded, and others of this user have taken their places since."""
+    root = str(Path(__file__).resolve().parents[2])
+    asked = [sys.executable, "-P", "-c", _LIMITED_LATER, root]
+    ended = subprocess.run(asked, capture_output=True, text=True, timeout=200, check=False)
+    if "no limit" in ended.stdout:
+        pytest.skip("this user's threads are not limited")
+    assert "the same" in ended.stdout, ended.stderr
 
 
 def test_a_trial_leaves_no_thread(limit: _Limit, monkeypatch: pytest.MonkeyPatch) -> None:

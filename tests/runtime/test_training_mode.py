@@ -9,7 +9,9 @@ import torch
 
 from autosched.core.errors import AutoschedError
 from autosched.export.bundle import encode_bundle
+from autosched.runtime import load as load_room
 from autosched.runtime.load import FallbackWarning, LoadedModel, load
+from autosched.runtime.shape_table import ShapeTable
 from tests.conformance.stateful import bundled
 
 
@@ -43,6 +45,19 @@ def test_a_shape_that_is_made_ready_late_waits_for_eval_mode(options: dict[str, 
     with torch.no_grad(), pytest.warns(FallbackWarning, match=r"model\.eval"):
         loaded(torch.randn(6, 8))
     assert _batches(model) == 1
+    assert _agrees_in_eval_mode(loaded, model)
+    assert loaded.report().calls == 2
+
+
+def test_a_model_that_another_thread_trains_while_it_is_loaded_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, warm = _model(), load_room._warm
+
+    def trained_meanwhile(table: ShapeTable, *others: Any) -> None:
+        model.train()
+        warm(table, *others)
+
+    monkeypatch.setattr(load_room, "_warm", trained_meanwhile)
+    loaded = _loaded(model)
     assert _agrees_in_eval_mode(loaded, model)
     assert loaded.report().calls == 2
 

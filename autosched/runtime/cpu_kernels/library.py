@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autosched.core.forks import RenewedLock
 from autosched.runtime.host_key import processor_digest
-from autosched.runtime.native.compiler import Recipe, no_compiler, not_loaded
+from autosched.runtime.native.compiler import Recipe, not_loaded
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def kernels_obstacle() -> str:
     """Why the library cannot be built here, as far as can be told without trying; empty if nothing is in the way."""
     if _state.refused:
         return _state.refused
-    return no_compiler() if sys.platform == "linux" else f"it is built on Linux only, not on {sys.platform}"
+    return kernels_recipe().obstacle() if sys.platform == "linux" else f"it is built on Linux only, not on {sys.platform}"
 
 
 def _library() -> Library | str:

@@ -20,7 +20,7 @@ import torch
 from autosched.config import native_dir, native_lanes_wanted
 from autosched.core.forks import RenewedLock
 from autosched.core.records import Engine
-from autosched.runtime.native.compiler import Recipe, no_compiler, not_loaded
+from autosched.runtime.native.compiler import Recipe, not_loaded
 
 _log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ def obstacle() -> str:
         return f"they are built on Linux only, not on {sys.platform}"
     if not _headers().is_dir():
         return f"this PyTorch comes without its C++ headers ({_headers()})"
-    return no_compiler()
+    return lanes_recipe().obstacle()
 
 
 def _load(path: Path) -> None:

@@ -26,6 +26,7 @@ from autosched.config import NATIVE_LIBRARY, cpp_compiler, native_dir
 from autosched.core.atomic_write import write_atomically
 from autosched.core.computed_once import computed_once
 from autosched.core.scratch import Scratch
+from autosched.runtime.orphans import start_tied
 from autosched.runtime.regions.store import private_file, private_folder
 
 _FALLBACKS = ("g++", "clang++", "c++")
@@ -65,6 +66,18 @@ class Recipe:
                 return next(filter(_sound, sorted(folder.glob(f"{self.name}-{self.key}-*.so"))), None)
         return None
 
+    def obstacle(self) -> str:
+        """Why it cannot be built here, as far as can be told without trying; empty if nothing is in the way."""
+        if not self.source.is_file():
+            return f"{self.source} is no file: this autosched is in a zip file, where no compiler reads; install it unpacked"
+        folder = native_dir()
+        there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+        if there == folder and not private_folder(folder):
+            return _not_private(folder)
+        if not os.access(there, os.W_OK | os.X_OK):
+            return f"what is built cannot be kept: {there} cannot be written"
+        return "" if compiler() else "there is no C++ compiler; install g++ or clang++, or name one in CXX"
+
     def make(self, limit_s: float) -> Path | str:
         """The library, built if it is not there, in ``limit_s`` seconds at most; or why it cannot be. Other processes wait for one."""
         folder = native_dir()
@@ -72,7 +85,7 @@ class Recipe:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not private_folder(folder):
-                return f"{folder} belongs to somebody else, or others may write into it, and what is built there is run"
+                return _not_private(folder)
             with FileLock(folder / ".lock", timeout=limit_s):
                 return self.find() or self._build(folder, deadline)
         except Timeout:
@@ -108,9 +121,8 @@ def not_loaded(path: Path, error: Exception) -> str:
     return f"what was built cannot be loaded ({str(error).splitlines()[0]}); {advice}"
 
 
-def no_compiler() -> str:
-    """Why nothing can be compiled here, as far as can be told without trying; empty if nothing is in the way."""
-    return "" if compiler() else "there is no C++ compiler; install g++ or clang++, or name one in CXX"
+def _not_private(folder: Path) -> str:
+    return f"{folder} belongs to somebody else, or others may write into it, and what is built there is run"
 
 
 def compiler() -> list[str]:
@@ -127,9 +139,9 @@ def compiler() -> list[str]:
 
 def _run(command: Sequence[str], deadline: float) -> str:
     """Why a command did not do what it should; empty if it did."""
-    # A session of its own: the compiler is more than one process, and all of them end together.
+    # The compiler is more than one process, and all of them end together.
     try:
-        begun = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        begun = start_tied(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     except OSError as error:
         return f"{command[0]} cannot be run: {error.strerror or error}"
     with begun as process:

@@ -4,7 +4,11 @@
 #include "cores.h"
 #include "run.h"
 
+#include <algorithm>
 #include <atomic>
+#include <mutex>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include <sched.h>
@@ -48,6 +52,35 @@ size_t team_of(size_t wanted) {
   return found.load();
 }
 
+bool is_there(pid_t thread) { return thread != 0 && syscall(SYS_tgkill, getpid(), thread, 0) == 0; }
+
+// Whether so many more threads can be started now, as far as one attempt tells: OpenMP ends the process where it cannot.
+bool can_start(size_t count) {
+  std::mutex waiting;
+  std::vector<std::thread> trial;
+  std::vector<pid_t> numbers(count);
+  trial.reserve(count);
+  waiting.lock();
+  try {
+    for (auto& number : numbers) {
+      trial.emplace_back([&waiting, &number] {
+        number = static_cast<pid_t>(syscall(SYS_gettid));
+        std::lock_guard<std::mutex> guard(waiting);
+      });
+    }
+  } catch (const std::system_error&) {
+  }
+  const bool all = trial.size() == count;
+  waiting.unlock();
+  for (auto& thread : trial) thread.join();
+  // The team's are to find their places free, which they are a moment after that.
+  const int64_t until = now_ns() + kAwakeNs;
+  for (auto number : numbers) {
+    while (is_there(number) && now_ns() < until) std::this_thread::yield();
+  }
+  return all;
+}
+
 // Bind each member that sleeps to a core of its own, and none to the caller's.
 void place(Team& team) {
   cpu_set_t usable;
@@ -86,23 +119,28 @@ void arrive(void* given) {
 // Have a team of ``threads`` awake. Under a hypervisor, Linux takes an idle core for one that the host has taken away, and leaves a thread
 // that is woken on the core of whoever woke it. There it waits until that one, which spins for it, has used up its share of time: for
 // milliseconds (``available_idle_cpu`` and ``vcpu_is_preempted`` in kernel/sched/core.c). So each is bound to another core, until it is there.
-void muster(size_t threads) {
+// False if there is no such team, and its threads cannot be started.
+bool muster(size_t threads) {
   thread_local Team team;
   const int64_t now = now_ns();
-  if (now - team.called_ns < kAwakeNs || GOMP_parallel == nullptr) return;
-  team.called_ns = now;
+  if (now - team.called_ns < kAwakeNs || GOMP_parallel == nullptr) return true;
   if (const auto process = getpid(); team.process != process) {
     // A forked process has none of its parent's threads.
     team.members.clear();
     team.process = process;
   }
   team.members.resize(threads - 1);
+  const auto& members = team.members;
+  const auto gone = std::count_if(members.begin(), members.end(), [](const Member& member) { return !is_there(member.thread); });
+  if (gone > 0 && !can_start(static_cast<size_t>(gone))) return false;
+  team.called_ns = now;
   place(team);
   GOMP_parallel(arrive, &team, static_cast<unsigned>(threads), 0);
   for (auto& member : team.members) {
     unbind(member);  // if another one came
     member.thread = member.came;
   }
+  return true;
 }
 
 }  // namespace

@@ -124,17 +124,15 @@ Outcome walk_phases(Run& run) {
   const auto& phases = run.program.phases;
   // What has run may have changed memory of the caller's: better known before than after it.
   if (!std::exchange(run.begun, true) && phases.size() > 1 && phases.front().size() == 1) {
-    muster(run.program.team);
-    if (team_of(run.program.team) < run.program.team) return Outcome::Deserted;
+    if (!muster(run.program.team) || team_of(run.program.team) < run.program.team) return Outcome::Deserted;
   }
   for (; run.phase < phases.size(); ++run.phase) {
     Turn turn{run, deadline_ns, phases[run.phase].size(), 0};
     if (turn.lanes == 1) {
       turn.walk(0);
-    } else if (GOMP_parallel == nullptr) {
-      return Outcome::Deserted;
+    } else if (GOMP_parallel == nullptr || !muster(run.program.team)) {
+      return run.phase == 0 ? Outcome::Deserted : Outcome::Forsaken;
     } else {
-      muster(run.program.team);
       turn.begin_ns = now_ns();
       GOMP_parallel(join_turn, &turn, static_cast<unsigned>(run.program.team), 0);
     }

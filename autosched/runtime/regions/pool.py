@@ -16,7 +16,6 @@ import os
 import selectors
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from autosched.core.scratch import Scratch
 from autosched.runtime.host_key import usable_cores
 from autosched.runtime.inductor.unfinished import remove_unfinished
 from autosched.runtime.memory_limit import free_in_groups
+from autosched.runtime.orphans import start_tied
 from autosched.runtime.regions.worker import Job, Opening, Result
 
 _log = logging.getLogger(__name__)
@@ -182,16 +182,13 @@ class _Pool:
             _log.info("no process to compile regions in: %s", error)
             return
         code = "from autosched.runtime.regions.worker import main; main()"
-        # The parent-death signal fires when the *thread* that started the process ends, so only a main thread may ask for it.
-        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         try:
-            process = subprocess.Popen(
-                python_command(code, str(theirs), str(parent), str(self._opening_file), str(self._plugin or "")),
+            process = start_tied(
+                python_command(code, str(theirs), str(self._opening_file), str(self._plugin or "")),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
-                start_new_session=True,
                 pass_fds=(theirs,),
             )
         except OSError as error:

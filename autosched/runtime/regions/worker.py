@@ -131,8 +131,8 @@ def _run_plugin(path: Path) -> None:
 
 def main() -> None:
     """Serve until the input ends."""
-    answers, parent, opening_file, plugin = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-    requests = begin_serving(parent, answers)
+    answers, opening_file, plugin = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    requests = begin_serving(answers)
     lines: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_read_lines, args=(requests, lines), name="autosched-region-jobs", daemon=True).start()
     output = os.fdopen(answers, "wb", buffering=0)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from autosched import cache_folder
+from autosched import cache_folder, doctor
 from autosched.config import native_dir
 from autosched.core.records import Engine
 from autosched.runtime.native import build as native_build
 from autosched.runtime.native import compiler
-from autosched.runtime.native.build import build_native, engine_here, native_library
+from autosched.runtime.native.build import build_native, engine_here, engine_to_come, native_library
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they are built on Linux only")
 
@@ -164,3 +166,36 @@ def test_processes_that_build_at_the_same_time_build_once(fresh: Path, monkeypat
         assert process.returncode == 0, said
     assert len(calls.read_text().splitlines()) == 2
     assert len(list(native_dir().glob("*.so"))) == 1
+
+
+def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler.os, "access", lambda place, how: False)
+
+
+def _others(monkeypatch: pytest.MonkeyPatch) -> None:
+    native_dir().mkdir(parents=True)
+    native_dir().chmod(0o777)
+
+
+def _in_a_zip_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = Path("/somewhere/autosched.zip/autosched/runtime/native/lanes.cpp")
+    recipe = dataclasses.replace(native_build.lanes_recipe(), source=inside)
+    monkeypatch.setattr(native_build, "lanes_recipe", lambda: recipe)
+
+
+@pytest.mark.parametrize(
+    ("arrange", "words"),
+    [(_elsewhere, "cannot be written"), (_others, "others may write into it"), (_in_a_zip_file, "is in a zip file")],
+)
+def test_doctor_says_what_is_in_the_way_before_anybody_tries(
+    arrange: Callable[[pytest.MonkeyPatch], None], words: str, fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = _compiler(fresh, "echo built > $out", monkeypatch)
+    assert doctor._native_lanes().detail.startswith("not built yet")
+    arrange(monkeypatch)
+    found = doctor._native_lanes()
+    assert found.state is doctor.State.MISSING
+    assert words in found.detail
+    assert engine_to_come() is Engine.PYTHON
+    assert words in build_native()
+    assert not calls.exists()
