@@ -20,9 +20,13 @@ struct Bfloat16Bits {
 
   // To the nearest, of two as near to the even one; what is not a number stays so.
   static Halves narrowed(Vector value) {
+#if defined(__AVX512BF16__)
+    return reinterpret_cast<Halves>(_mm512_cvtneps_pbh(value));
+#else
     const Bits bits = reinterpret_cast<Bits>(value);
     const Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     return __builtin_convertvector(value == value ? rounded : Bits{} + 0x7fc0, Halves);
+#endif
   }
 };
 
