@@ -13,7 +13,7 @@ from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.convolution import Convolution, read_convolution
 from autosched.capture.passes.identities import same_layout
 from autosched.capture.passes.linear import Linear, read_linear
-from autosched.capture.passes.views import RESHAPES
+from autosched.capture.passes.views import RESHAPES, depends_on_strides, loosen_views
 from autosched.core.program import Ref
 
 aten = torch.ops.aten
@@ -96,8 +96,11 @@ def whole_batch_norms(draft: Draft) -> int:
 def spell_batch_norms(draft: Draft) -> int:
     """On a CPU, in float32: one that is left becomes ``addcmul(shift, x, scale)`` where the numbers of a place lie side by side.
 
-    PyTorch's own kernel takes twice the time there, and many times that for lines, which it makes row-major. Returns how many did.
+    PyTorch's own kernel takes twice the time there, and many times that for lines, which it makes row-major. These stay as they lie now, so
+    that ``view`` becomes ``reshape``. Returns how many did.
     """
+    if depends_on_strides(draft):
+        return 0
     fixed = draft.fixed_values()
     spelled = 0
     for node in draft.nodes:
@@ -111,6 +114,8 @@ def spell_batch_norms(draft: Draft) -> int:
         shift, scale = (prologue.emit(aten.reshape.default, Ref(value), shape) for value in (prologue.shift_of(node, scale, None), scale))
         node.op, node.args, node.kwargs, node.outputs = aten.addcmul.default, (Ref(shift), Ref(source), Ref(scale)), {}, node.outputs[:1]
         spelled += 1
+    if spelled:
+        loosen_views(draft)
     return spelled
 
 
