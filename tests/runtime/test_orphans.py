@@ -60,7 +60,6 @@ def test_what_a_killed_process_has_started_ends_with_it(way: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_nothing_ends_it_while_its_parent_lives() -> None:
     found: list[subprocess.Popen[bytes]] = []
     thread = threading.Thread(target=lambda: found.append(start_tied(["sh", "-c", "sleep 0.3; exit 7"])))
