@@ -57,8 +57,12 @@ CPU_MORE = (
     ("timm:resnet18", 8, "float32"),
     ("timm:swin_tiny_patch4_window7_224", 1, "float32"),
     ("timm:vit_small_patch16_224", 1, "float32"),
+    ("autosched:decoder", 1, "bfloat16"),
+    ("timm:vit_small_patch16_224", 1, "bfloat16"),
     ("torchvision:resnet50", 1, "bfloat16"),
     ("transformers:bert", 1, "bfloat16"),
+    ("transformers:bert", 1, "float16"),
+    ("transformers:t5", 1, "bfloat16"),
 )
 # Characters of what a failed run said that are kept: tracebacks of compilers are long.
 _LAST_WORDS = 10_000
