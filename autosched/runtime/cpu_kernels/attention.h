@@ -66,7 +66,9 @@ class Attending {
   void take_four(const Number* from, int64_t first, float* to, int64_t wide, float* room) const {
     const float scale = number_of(g.scale);
     const float* keys[kFour];
-    for (int64_t place = 0; place < kFour; ++place) keys[place] = as_floats<Numbers>(from + std::min(first + place, g.keys - 1) * g.key.row_stride, g.width, room + place * g.width);
+    for (int64_t place = 0; place < kFour; ++place) {
+      keys[place] = as_floats<Numbers>(from + std::min(first + place, g.keys - 1) * g.key.row_stride, g.width, room + place * g.width);
+    }
     const float scales[kFour] = {
         first < g.keys ? scale : 0.0f, first + 1 < g.keys ? scale : 0.0f, first + 2 < g.keys ? scale : 0.0f, first + 3 < g.keys ? scale : 0.0f};
     const auto factors = load<Four>(scales);

@@ -59,7 +59,7 @@ struct Float16Bits {
 #endif
 };
 
-// How ``Packing`` are read and written: the first ``count`` numbers of a vector, or all if there are more. What is read beyond is zeros.
+// How numbers of a ``Packing`` are read and written: the first ``count`` numbers of a vector, or all if there are more. What is read beyond is zeros.
 template <typename Packing>
 struct Sixteen {
   using Number = Half;

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "activations.h"
-#include "geometry.h"
 #include "formats.h"
+#include "geometry.h"
 #include "parallel.h"
 #include "products.h"
 #include "scratch.h"
@@ -22,21 +22,6 @@ struct HalfLayer {
   Following following;
 };
 
-#if defined(__AVX512BF16__)
-constexpr bool kPairs = true;
-
-// Two channels in bfloat16 by one instruction. A pair of them is moved like a float32.
-struct Pairs {
-  using Weight = float;
-  static Vector weights(const float* from) { return load<Vector>(from); }
-  static Vector add(Vector weights, float pair, Vector sums) {
-    return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(weights), reinterpret_cast<__m512bh>(_mm512_set1_ps(pair)));
-  }
-};
-#else
-constexpr bool kPairs = false;
-#endif
-
 // Weights that are made float32 as they are read.
 template <typename Numbers>
 struct Widened {
@@ -45,12 +30,30 @@ struct Widened {
   static Vector add(Vector weights, float number, Vector sums) { return multiply_add(weights, spread(number), sums); }
 };
 
+#if defined(__AVX512BF16__)
+// Two channels in bfloat16 by one instruction. A pair of them is moved like a float32.
+struct Pairs {
+  using Weight = float;
+  static Vector weights(const float* from) { return load<Vector>(from); }
+  static Vector add(Vector weights, float pair, Vector sums) {
+    return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(weights), reinterpret_cast<__m512bh>(_mm512_set1_ps(pair)));
+  }
+};
+using OfBfloat16 = Pairs;
+#else
+using OfBfloat16 = Widened<Bfloat16>;
+#endif
+
+// Whether weights lie in pairs of channels.
+template <typename Factors>
+constexpr bool kInPairs = !std::is_same_v<typename Factors::Weight, Half>;
+
 template <typename Numbers, typename Factors>
 class HalfProducts {
  public:
   HalfProducts(const HalfLayer& layer, const Half* source, Half* made, const Half* bias, const Half* weights)
       : g(layer), source(source), made(made), bias(bias), weights(weights), follows(layer.following.read()) {
-    padded = (g.features + kLanes - 1) / kLanes * kLanes;
+    padded = whole(g.features);
   }
 
   // Each thread has its own rows or, where there are more weights than other numbers, its own weights.
@@ -71,14 +74,14 @@ class HalfProducts {
  private:
   // As ``kCachedWeights``.
   static constexpr int64_t kCachedHalves = 2 * kCachedWeights;
-  static constexpr bool kInPairs = !std::is_same_v<typename Factors::Weight, Half>;
+  static constexpr bool kPairs = kInPairs<Factors>;
 
   // ``count`` rows, from ``first`` on, with ``those`` blocks of weights; ``fetched``: whether these are, ahead.
   void some(int64_t first, int64_t count, const Share& those, bool fetched) const {
-    const int64_t channels = kInPairs ? g.channels / 2 : g.channels;
-    float* const sums = scratch.of(kPixels * kBlock + (kInPairs ? 0 : count * channels));
+    const int64_t channels = kPairs ? g.channels / 2 : g.channels;
+    float* const sums = scratch.of(kPixels * kBlock + (kPairs ? 0 : count * channels));
     const float* numbers = reinterpret_cast<const float*>(source + first * g.channels);
-    if constexpr (!kInPairs) {
+    if constexpr (!kPairs) {
       widen<Numbers>(source + first * g.channels, count * channels, sums + kPixels * kBlock);
       numbers = sums + kPixels * kBlock;
     }
@@ -121,12 +124,10 @@ class HalfProducts {
 
 void multiply_halves(const Half* source, Half* made, const Half* bias, const Half* weights, const int64_t* numbers) {
   const auto layer = read<HalfLayer>(numbers);
-  if (static_cast<Format>(layer.format) == Format::kFloat16) return HalfProducts<Float16, Widened<Float16>>(layer, source, made, bias, weights).run();
-#if defined(__AVX512BF16__)
-  HalfProducts<Bfloat16, Pairs>(layer, source, made, bias, weights).run();
-#else
-  HalfProducts<Bfloat16, Widened<Bfloat16>>(layer, source, made, bias, weights).run();
-#endif
+  if (static_cast<Format>(layer.format) == Format::kBfloat16) {
+    return HalfProducts<Bfloat16, OfBfloat16>(layer, source, made, bias, weights).run();
+  }
+  HalfProducts<Float16, Widened<Float16>>(layer, source, made, bias, weights).run();
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ extern "C" {
 __attribute__((visibility("default"))) int64_t autosched_vector_lanes() { return kLanes; }
 
 // Whether weights in bfloat16 are laid out in pairs of channels.
-__attribute__((visibility("default"))) int64_t autosched_pairs() { return kPairs ? 1 : 0; }
+__attribute__((visibility("default"))) int64_t autosched_pairs() { return kInPairs<OfBfloat16> ? 1 : 0; }
 
 // For callers that no exception may reach: calls one of those below, and says whether there was memory for what it works in. Pointers behind
 // its own it never looks at, as in native/operators.h.

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "activations.h"
-#include "geometry.h"
 #include "formats.h"
+#include "geometry.h"
 #include "parallel.h"
 #include "scratch.h"
 #include "vectors.h"
@@ -47,9 +47,6 @@ template <int First, int Second, int Third, int Fourth>
 Four shuffled(Four one, Four other) {
   return Four{taken<First>(one, other), taken<Second>(one, other), taken<Third>(one, other), taken<Fourth>(one, other)};
 }
-
-// So many that they fill vectors.
-int64_t whole(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
 
 // A vector of scores; behind the first ``count`` of them what has no power.
 Vector scores_of(const float* from, int64_t count) {

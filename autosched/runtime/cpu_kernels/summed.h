@@ -21,7 +21,7 @@ class Summed {
     sum = taps * g.channels;
     const int64_t parts = (sum + kSummed - 1) / kSummed;
     part = (sum + parts - 1) / parts;
-    padded = (g.features + kLanes - 1) / kLanes * kLanes;
+    padded = whole(g.features);
     pixels = g.batch * g.out_height * g.out_width;
     turned = g.channel_stride != 1;
     as_they_lie = scale == nullptr && taps == 1 && g.step_down == 1 && g.step_across == 1 && g.top == 0 && g.left == 0 && g.channel_stride == 1 &&

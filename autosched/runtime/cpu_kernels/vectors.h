@@ -23,6 +23,9 @@ constexpr int kLanes = 4;
 using Vector = float __attribute__((vector_size(kLanes * sizeof(float))));
 using Bits = int32_t __attribute__((vector_size(sizeof(Vector))));
 
+// So many that they fill vectors.
+int64_t whole(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
 template <typename V>
 V load(const float* from) {
   V made;

@@ -43,7 +43,7 @@ class Convolution {
   Convolution(const Geometry& geometry, const float* picture, float* made, const float* residual, const float* bias, const float* weights)
       : g(geometry), picture(picture), made(made), residual(residual), bias(bias), weights(weights) {
     channels = g.channels / g.groups, features = g.features / g.groups;
-    padded = (features + kLanes - 1) / kLanes * kLanes;
+    padded = whole(features);
     across = (g.out_width + Outputs - 1) / Outputs;
     down = (g.out_height + Outputs - 1) / Outputs;
     tiles = g.batch * down * across;
