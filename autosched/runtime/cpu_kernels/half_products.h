@@ -8,6 +8,7 @@
 #include "parallel.h"
 #include "products.h"
 #include "scratch.h"
+#include "tiles.h"
 
 #include <algorithm>
 #include <type_traits>
@@ -48,7 +49,128 @@ using OfBfloat16 = Widened<Bfloat16>;
 template <typename Factors>
 constexpr bool kInPairs = !std::is_same_v<typename Factors::Weight, Half>;
 
+// Blocks of weights from ``first`` to ``last``, of all; ``fetched``: whether each comes while the one before it is multiplied with.
+template <typename Weight>
+struct Blocks {
+  const Half* weights;
+  int64_t channels, padded;
+  Share those;
+  bool fetched;
+
+  // ``use(weights, feature, width, ahead)`` for each: the feature that it begins with, and what to fetch meanwhile, or null.
+  template <typename Use>
+  void each(Use use) const {
+    for (int64_t block = those.first; block < those.last; ++block) {
+      const int64_t feature = block * kBlock, width = block_width(padded, feature);
+      const Half* const mine = weights + feature * channels;
+      use(reinterpret_cast<const Weight*>(mine), feature, width, fetched && block + 1 < those.last ? mine + width * channels : nullptr);
+    }
+  }
+};
+
+// How sums of rows with blocks of weights are made: by vectors.
 template <typename Numbers, typename Factors>
+class ByVectors {
+ public:
+  using Weight = typename Factors::Weight;
+  static constexpr bool kPairs = kInPairs<Factors>;
+
+  ByVectors(const HalfLayer&, const Share&) {}
+
+  static bool heavy(const HalfLayer& g, int64_t all, int64_t padded) { return all > 2 * g.rows * (g.channels + padded); }
+  static int64_t together(const HalfLayer&, bool heavy) { return heavy ? kMostRows : kPixels; }
+  static int64_t room_for_sums(int64_t) { return kPixels * kBlock; }
+  static int64_t room_for_numbers(const HalfLayer& g, int64_t count) { return kPairs ? 0 : count * g.channels; }
+
+  // ``count`` rows as they are read below.
+  static const float* ready(const HalfLayer& g, const Half* source, int64_t count, float* room) {
+    if constexpr (kPairs) {
+      return reinterpret_cast<const float*>(source);
+    } else {
+      widen<Numbers>(source, count * g.channels, room);
+      return room;
+    }
+  }
+
+  // ``count`` rows with blocks of weights: ``finish(first, count, feature, width, sums)`` for a few of them with one block at a time.
+  template <typename Finish>
+  static void multiply(const HalfLayer& g, const float* numbers, int64_t count, const Blocks<Weight>& blocks, float* sums, Finish finish) {
+    const int64_t channels = kPairs ? g.channels / 2 : g.channels, times = (count + kPixels - 1) / kPixels;
+    blocks.each([&](const Weight* weights, int64_t feature, int64_t width, const void* ahead) {
+      for (int64_t time = 0; time < times; ++time) {
+        const Share here(count, static_cast<int>(time), static_cast<int>(times));
+        const int64_t some = here.last - here.first;
+        const Rows rows{numbers + here.first * channels, channels, sums, kBlock, false, false, time == 0 ? ahead : nullptr};
+        width == kBlock ? ::block<Factors, 2, true, false>(some, rows, weights, channels, {})
+                        : ::block<Factors, 1, true, false>(some, rows, weights, channels, {.features = width});
+        finish(here.first, some, feature, width, sums);
+      }
+    });
+  }
+};
+
+#if defined(AUTOSCHED_TILES)
+// By tiles: as many channels as fill them.
+class ByTiles {
+ public:
+  using Weight = float;
+
+  ByTiles(const HalfLayer&, const Share& rows) : shaped(std::min(rows.last - rows.first, kTileRows)) {}
+
+  // A thread reads all of what is not divided.
+  static bool heavy(const HalfLayer& g, int64_t, int64_t padded) { return padded > g.rows; }
+  // As many as stay in a core's own caches while weights go by.
+  static int64_t together(const HalfLayer& g, bool) { return std::clamp(kCachedNumbers / g.channels, kTiledRows, kMostRows); }
+  static int64_t room_for_sums(int64_t count) { return 2 * count * kBlock; }
+  static int64_t room_for_numbers(const HalfLayer&, int64_t) { return 0; }
+  static const Half* ready(const HalfLayer&, const Half* source, int64_t, float*) { return source; }
+
+  // As above. Results of some rows are made of their sums while tiles are busy with the next ones.
+  template <typename Finish>
+  static void multiply(const HalfLayer& g, const Half* numbers, int64_t count, const Blocks<Weight>& blocks, float* sums, Finish finish) {
+    const int64_t times = (count + kTiledRows - 1) / kTiledRows, step = times > kFewTimes ? kNearChannels : g.channels;
+    float* others = sums + count * kBlock;
+    Unfinished last;
+    blocks.each([&](const float* weights, int64_t feature, int64_t width, const void* ahead) {
+      for (int64_t channel = 0; channel < g.channels; channel += step) {
+        const int64_t channels = std::min(step, g.channels - channel);
+        for (int64_t time = 0; time < times; ++time) {
+          const Share here(count, static_cast<int>(time), static_cast<int>(times));
+          const int64_t some = here.last - here.first, pace = (last.count * kTileChannels + channels - 1) / channels;
+          const TileRows rows{numbers + here.first * g.channels + channel, g.channels, sums + here.first * kBlock, kBlock, channel > 0};
+          tile_block(some, rows, weights + channel / 2 * width, channels, width, times > kFewTimes ? nullptr : ahead, [&] { last.finish_some(pace, finish); });
+          last.finish_some(last.count, finish);
+          if (channel + channels == g.channels) last = {here.first, some, feature, width, rows.sums};
+        }
+      }
+      std::swap(sums, others);
+    });
+    last.finish_some(last.count, finish);
+  }
+
+ private:
+  // Rows whose sums with a block are there.
+  struct Unfinished {
+    int64_t first = 0, count = 0, feature = 0, width = 0;
+    const float* sums = nullptr;
+
+    template <typename Finish>
+    void finish_some(int64_t most, Finish& finish) {
+      const int64_t some = std::min(most, count);
+      if (some == 0) return;
+      finish(first, some, feature, width, sums);
+      first += some, count -= some, sums += some * kBlock;
+    }
+  };
+
+  static constexpr int64_t kCachedNumbers = 4 * kCachedWeights;
+  // A block of weights of so many channels stays in the nearest cache while rows go by; if they do so a few times only, that saves nothing.
+  static constexpr int64_t kNearChannels = 256, kFewTimes = 2;
+  const TilesOf shaped;
+};
+#endif
+
+template <typename Numbers, typename Way>
 class HalfProducts {
  public:
   HalfProducts(const HalfLayer& layer, const Half* source, Half* made, const Half* bias, const Half* weights)
@@ -60,10 +182,12 @@ class HalfProducts {
   void run() const {
     const int64_t all = g.channels * padded, blocks = (padded + kBlock - 1) / kBlock;
     const int64_t threads = g.rows * all < kLeastProducts ? 1 : g.threads;
-    const bool heavy = all > 2 * g.rows * (g.channels + padded) && blocks >= threads;
+    const bool heavy = Way::heavy(g, all, padded) && blocks >= threads;
     on_team(threads, [&](int number, int count) {
       const Share rows(g.rows, heavy ? 0 : number, heavy ? 1 : count), those(blocks, heavy ? number : 0, heavy ? count : 1);
-      const int64_t together = heavy ? kMostRows : kPixels, rounds = (rows.last - rows.first + together - 1) / together;
+      if (rows.first == rows.last) return;
+      const Way way(g, rows);
+      const int64_t together = Way::together(g, heavy), rounds = (rows.last - rows.first + together - 1) / together;
       for (int64_t round = 0; round < rounds; ++round) {
         const Share here(rows.last - rows.first, static_cast<int>(round), static_cast<int>(rounds));
         some(rows.first + here.first, here.last - here.first, those, round == 0 || all > kCachedHalves);
@@ -74,44 +198,43 @@ class HalfProducts {
  private:
   // As ``kCachedWeights``.
   static constexpr int64_t kCachedHalves = 2 * kCachedWeights;
-  static constexpr bool kPairs = kInPairs<Factors>;
 
   // ``count`` rows, from ``first`` on, with ``those`` blocks of weights; ``fetched``: whether these are, ahead.
   void some(int64_t first, int64_t count, const Share& those, bool fetched) const {
-    const int64_t channels = kPairs ? g.channels / 2 : g.channels;
-    float* const sums = scratch.of(kPixels * kBlock + (kPairs ? 0 : count * channels));
-    const float* numbers = reinterpret_cast<const float*>(source + first * g.channels);
-    if constexpr (!kPairs) {
-      widen<Numbers>(source + first * g.channels, count * channels, sums + kPixels * kBlock);
-      numbers = sums + kPixels * kBlock;
-    }
-    const int64_t times = (count + kPixels - 1) / kPixels;
-    for (int64_t block = those.first; block < those.last; ++block) {
-      const int64_t feature = block * kBlock, width = block_width(padded, feature);
-      const auto* const mine = reinterpret_cast<const typename Factors::Weight*>(weights + feature * g.channels);
-      for (int64_t time = 0; time < times; ++time) {
-        const Share here(count, static_cast<int>(time), static_cast<int>(times));
-        const bool ahead = fetched && time == 0 && block + 1 < those.last;
-        const Rows rows{numbers + here.first * channels, channels, sums, kBlock, false, false, ahead ? mine + width * channels : nullptr};
-        const int64_t here_count = here.last - here.first;
-        width == kBlock ? ::block<Factors, 2, true, false>(here_count, rows, mine, channels, {})
-                        : ::block<Factors, 1, true, false>(here_count, rows, mine, channels, {.features = width});
-        finish(first + here.first, here_count, feature, width, sums);
-      }
-    }
+    const int64_t room = Way::room_for_sums(count);
+    float* const sums = scratch.of(room + Way::room_for_numbers(g, count));
+    const auto* const numbers = Way::ready(g, source + first * g.channels, count, sums + room);
+    const Blocks<typename Way::Weight> blocks{weights, g.channels, padded, those, fetched};
+    Way::multiply(g, numbers, count, blocks, sums, [&](int64_t from, int64_t some, int64_t feature, int64_t width, const float* made) {
+      finish(first + from, some, feature, width, made);
+    });
   }
 
   // Results of ``count`` rows, from ``first`` on, of the features of a block.
   void finish(int64_t first, int64_t count, int64_t feature, int64_t width, const float* sums) const {
+    Half* const to = made + first * g.features + feature;
+    if (width == kBlock && feature + width <= g.features && follows.activation == Activation::kNone) return limit(to, count, feature, sums);
     for (int64_t place = 0; place < width; place += kLanes) {
       const int64_t here = std::min<int64_t>(kLanes, g.features - feature - place);
-      const Vector added = bias == nullptr ? spread(-0.0f) : Numbers::load(bias + feature + place, here);
-      Half* to = made + first * g.features + feature + place;
-      for (int64_t row = 0; row < count; ++row, to += g.features) {
-        Numbers::store(to, follows.of(load<Vector>(sums + row * kBlock + place) + added), here);
+      const Vector added = bias_of(feature + place, here);
+      for (int64_t row = 0; row < count; ++row) {
+        Numbers::store(to + row * g.features + place, follows.of(load<Vector>(sums + row * kBlock + place) + added), here);
       }
     }
   }
+
+  // The same of whole blocks without an activation.
+  void limit(Half* to, int64_t count, int64_t feature, const float* sums) const {
+    const Vector added[] = {bias_of(feature, kLanes), bias_of(feature + kLanes, kLanes)};
+    for (; count > 0; --count, to += g.features, sums += kBlock) {
+      for (int place = 0; place < 2; ++place) {
+        Numbers::store(to + place * kLanes, follows.limited(load<Vector>(sums + place * kLanes) + added[place]));
+      }
+    }
+  }
+
+  // Nothing is added with a minus zero, which leaves even that as it is.
+  Vector bias_of(int64_t feature, int64_t count) const { return bias == nullptr ? spread(-0.0f) : Numbers::load(bias + feature, count); }
 
   const HalfLayer& g;
   const Half* source;
@@ -124,10 +247,13 @@ class HalfProducts {
 
 void multiply_halves(const Half* source, Half* made, const Half* bias, const Half* weights, const int64_t* numbers) {
   const auto layer = read<HalfLayer>(numbers);
-  if (static_cast<Format>(layer.format) == Format::kBfloat16) {
-    return HalfProducts<Bfloat16, OfBfloat16>(layer, source, made, bias, weights).run();
+  if (static_cast<Format>(layer.format) == Format::kFloat16) {
+    return HalfProducts<Float16, ByVectors<Float16, Widened<Float16>>>(layer, source, made, bias, weights).run();
   }
-  HalfProducts<Float16, Widened<Float16>>(layer, source, made, bias, weights).run();
+#if defined(AUTOSCHED_TILES)
+  if (layer.channels % kTileChannels == 0 && may_use_tiles()) return HalfProducts<Bfloat16, ByTiles>(layer, source, made, bias, weights).run();
+#endif
+  HalfProducts<Bfloat16, ByVectors<Bfloat16, OfBfloat16>>(layer, source, made, bias, weights).run();
 }
 
 }  // namespace
