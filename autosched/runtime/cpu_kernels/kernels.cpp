@@ -9,6 +9,7 @@
 #include "pooling.h"
 #include "recurrent.h"
 #include "summed.h"
+#include "tiled_attention.h"
 #include "winograd.h"
 
 namespace {
@@ -35,6 +36,11 @@ void attend_with(const Attention& attention, const void* query, void* made, cons
   const auto from = [](const void* there) { return static_cast<const Number*>(there); };
   auto* const to = static_cast<Number*>(made);
   if (attention.queries < kFewQueries) return AskingFew<Numbers>(attention, from(query), from(key), from(value), mask, to).run();
+#if defined(AUTOSCHED_TILES)
+  if constexpr (std::is_same_v<Numbers, Bfloat16>) {
+    if (may_use_tiles()) return TiledAttending(attention, from(query), from(key), from(value), mask, to).run();
+  }
+#endif
   Attending<Numbers>(attention, from(query), from(key), from(value), mask, to).run();
 }
 

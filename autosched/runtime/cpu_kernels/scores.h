@@ -48,35 +48,41 @@ Four shuffled(Four one, Four other) {
   return Four{taken<First>(one, other), taken<Second>(one, other), taken<Third>(one, other), taken<Fourth>(one, other)};
 }
 
-// A vector of scores; behind the first ``count`` of them what has no power.
-Vector scores_of(const float* from, int64_t count) {
-  const Vector there = load<Vector>(from);
+// A vector of scores, each times ``scale``; behind the first ``count`` of them what has no power.
+Vector scores_of(const float* from, int64_t count, float scale) {
+  const Vector there = load<Vector>(from) * spread(scale);
   if (count >= kLanes) return there;
   Bits place{};
   for (int lane = 0; lane < kLanes; ++lane) place[lane] = lane;
   return place < static_cast<int32_t>(count) ? there : spread(-INFINITY);
 }
 
-// Of ``count`` scores the powers of e, and what makes their sum one; zeros from there to ``all``. Where nothing is seen nothing is the result.
-float powers(float* scores, int64_t count, int64_t all) {
+// Of ``count`` scores, each times ``scale``, the powers of e, a vector after the other: ``put(place, power)``. Returns what makes their sum one. Where
+// nothing is seen nothing is the result.
+template <typename Put>
+float powers_of(const float* scores, int64_t count, float scale, Put put) {
   Vector most = spread(-INFINITY);
   for (int64_t place = 0; place < count; place += kLanes) {
-    const Vector there = scores_of(scores + place, count - place);
+    const Vector there = scores_of(scores + place, count - place, scale);
     most = there > most ? there : most;
   }
-  float largest = most[0];
-  for (int lane = 1; lane < kLanes; ++lane) largest = std::max(largest, most[lane]);
+  const float largest = largest_of(most);
   const Vector less = spread(largest == -INFINITY ? 0.0f : largest);
   Vector sums = {};
   for (int64_t place = 0; place < count; place += kLanes) {
-    const Vector power = exponential_below_zero(scores_of(scores + place, count - place) - less);
+    const Vector power = exponential_below_zero(scores_of(scores + place, count - place, scale) - less);
     sums += power;
-    store(scores + place, power);
+    put(place, power);
   }
-  std::fill(scores + std::min(whole(count), all), scores + all, 0.0f);
-  float sum = 0.0f;
-  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
+  const float sum = sum_of(sums);
   return sum == 0.0f ? 0.0f : 1.0f / sum;
+}
+
+// The same in the place of the scores; zeros from there to ``all``.
+float powers(float* scores, int64_t count, int64_t all) {
+  const float share = powers_of(scores, count, 1.0f, [&](int64_t place, Vector power) { store(scores + place, power); });
+  std::fill(scores + std::min(whole(count), all), scores + all, 0.0f);
+  return share;
 }
 
 thread_local Scratch attention_scratch;
@@ -89,9 +95,11 @@ class Hiding {
  public:
   Hiding(const Attention& geometry, const void* mask) : g(geometry), mask(mask) {}
 
+  bool hides() const { return static_cast<Mask>(g.masked) != Mask::kNone; }
+
   // Its part in ``count`` scores of a query, those of the keys from ``first`` on.
   void hide(int64_t item, int64_t head, int64_t row, int64_t first, int64_t count, float* scores) const {
-    if (static_cast<Mask>(g.masked) == Mask::kNone) return;
+    if (!hides()) return;
     const int64_t from = g.mask.at(item, head) + row * g.mask.row_stride + first * g.mask_step;
     if (static_cast<Mask>(g.masked) == Mask::kSeen) {
       const bool* const seen = static_cast<const bool*>(mask) + from;

@@ -134,4 +134,28 @@ Vector at_most(Vector value, float most) {
 #endif
 }
 
+// The sum of all lanes, added in pairs.
+float sum_of(Vector value) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(value);
+#else
+  for (int count = kLanes / 2; count > 0; count /= 2) {
+    for (int lane = 0; lane < count; ++lane) value[lane] += value[lane + count];
+  }
+  return value[0];
+#endif
+}
+
+// The largest of all lanes, each of which is a number.
+float largest_of(Vector value) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(value);
+#else
+  for (int count = kLanes / 2; count > 0; count /= 2) {
+    for (int lane = 0; lane < count; ++lane) value[lane] = value[lane] > value[lane + count] ? value[lane] : value[lane + count];
+  }
+  return value[0];
+#endif
+}
+
 }  // namespace
