@@ -62,6 +62,15 @@ __attribute__((visibility("default"))) int64_t autosched_vector_lanes() { return
 // Whether weights in bfloat16 are laid out in pairs of channels.
 __attribute__((visibility("default"))) int64_t autosched_pairs() { return kInPairs<OfBfloat16> ? 1 : 0; }
 
+// Whether products in bfloat16 are computed by tiles, where channels fill them.
+__attribute__((visibility("default"))) int64_t autosched_tiles() {
+#if defined(AUTOSCHED_TILES)
+  return may_use_tiles() ? 1 : 0;
+#else
+  return 0;
+#endif
+}
+
 // For callers that no exception may reach: calls one of those below, and says whether there was memory for what it works in. Pointers behind
 // its own it never looks at, as in native/operators.h.
 __attribute__((visibility("default"))) int64_t autosched_call(

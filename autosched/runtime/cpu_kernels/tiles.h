@@ -35,10 +35,10 @@ static_assert(sizeof(TileShapes) == 64);
 #if defined(AUTOSCHED_EMULATED_TILES)
 
 // What the instructions do, for tests on processors without them.
-struct Tile {
+struct TileNumbers {
   float numbers[kTileRows][kLanes];
 };
-thread_local Tile tiles[kTiles];
+thread_local TileNumbers tiles[kTiles];
 thread_local int64_t tile_rows[kTiles];
 
 bool may_use_tiles() { return true; }
