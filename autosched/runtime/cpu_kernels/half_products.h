@@ -77,6 +77,7 @@ class ByVectors {
 
   ByVectors(const HalfLayer&, const Share&) {}
 
+  static int64_t products(const HalfLayer& g, int64_t all) { return g.rows * all; }
   static bool heavy(const HalfLayer& g, int64_t all, int64_t padded) { return all > 2 * g.rows * (g.channels + padded); }
   static int64_t together(const HalfLayer&, bool heavy) { return heavy ? kMostRows : kPixels; }
   static int64_t room_for_sums(int64_t) { return kPixels * kBlock; }
@@ -117,6 +118,8 @@ class ByTiles {
 
   ByTiles(const HalfLayer&, const Share& rows) : shaped(std::min(rows.last - rows.first, kTileRows)) {}
 
+  // As many as vectors do in the time that they take. Weights of a few rows take as long to come as those of a tile of them.
+  static int64_t products(const HalfLayer& g, int64_t all) { return all * std::max(g.rows, kTileRows) / kTimesAsFast; }
   // A thread reads all of what is not divided.
   static bool heavy(const HalfLayer& g, int64_t, int64_t padded) { return padded > g.rows; }
   // As many as stay in a core's own caches while weights go by.
@@ -163,6 +166,7 @@ class ByTiles {
     }
   };
 
+  static constexpr int64_t kTimesAsFast = 8;  // as vectors
   static constexpr int64_t kCachedNumbers = 4 * kCachedWeights;
   // A block of weights of so many channels stays in the nearest cache while rows go by; if they do so a few times only, that saves nothing.
   static constexpr int64_t kNearChannels = 256, kFewTimes = 2;
@@ -181,7 +185,7 @@ class HalfProducts {
   // Each thread has its own rows or, where there are more weights than other numbers, its own weights.
   void run() const {
     const int64_t all = g.channels * padded, blocks = (padded + kBlock - 1) / kBlock;
-    const int64_t threads = g.rows * all < kLeastProducts ? 1 : g.threads;
+    const int64_t threads = Way::products(g, all) < kLeastProducts ? 1 : g.threads;
     const bool heavy = Way::heavy(g, all, padded) && blocks >= threads;
     on_team(threads, [&](int number, int count) {
       const Share rows(g.rows, heavy ? 0 : number, heavy ? 1 : count), those(blocks, heavy ? number : 0, heavy ? count : 1);

@@ -46,7 +46,6 @@ class Library:
     Args:
         lanes: float32 numbers in a vector.
         pairs: whether weights in bfloat16 are laid out in pairs of channels.
-        tiles: whether the processor multiplies bfloat16 by tiles, and lets this process do so.
         winograd, direct: parameters are addresses: what is read, the result, bias, residual, weights, geometry.
         scaled: the same with what channels are multiplied with, before the weights.
         halves: products in sixteen bits: what is read, the result, bias, weights, geometry; by whether there is a bias.
@@ -59,7 +58,6 @@ class Library:
 
     lanes: int
     pairs: bool
-    tiles: bool
     winograd: Entries
     direct: Entries
     scaled: Entries
@@ -139,8 +137,8 @@ def _loaded(path: Path) -> Library:
     )
     attention = {masked: _entry(loaded, f"attention{'_masked' * masked}", beside=1 + masked) for masked in either}
     halves = {bias: _entry(loaded, f"halves{'_bias' * bias}", beside=bias) for bias in either}
-    lanes, pairs, tiles = int(loaded.autosched_vector_lanes()), bool(loaded.autosched_pairs()), bool(loaded.autosched_tiles())
-    return Library(lanes, pairs, tiles, winograd, direct, scaled, halves, chain, gru, lstm, pooling, attention, loaded)
+    lanes, pairs = int(loaded.autosched_vector_lanes()), bool(loaded.autosched_pairs())
+    return Library(lanes, pairs, winograd, direct, scaled, halves, chain, gru, lstm, pooling, attention, loaded)
 
 
 def _entry(loaded: ctypes.CDLL, kernel: str, *, beside: int) -> Entry:
