@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -28,7 +27,7 @@ def tiled(made: Library) -> bool:
 
 
 @pytest.fixture(params=["the processor's", "emulated"])
-def tiles(request: pytest.FixtureRequest, kernel: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def tiles(request: pytest.FixtureRequest, kernel: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that compute by tiles."""
     mine = kernel_library()
     assert not isinstance(mine, str)
@@ -44,14 +43,13 @@ def tiles(request: pytest.FixtureRequest, kernel: None, monkeypatch: pytest.Monk
         monkeypatch.setattr(library._state, "found", mine)
     elif not tiled(mine):
         pytest.skip("the processor has no tiles, or this process may not use them")
-    yield
 
 
-# Rows, inputs, outputs: one tile and two, such that are not full, others that have rows in common; more rows than times some channels are near for; more
-# than are worked on together; blocks and vectors of outputs that are not full; rows and outputs divided among threads.
+# Rows, inputs, outputs: one tile and two, such that are not full, others that have rows in common; more rows than times some channels are
+# near for; more than are worked on together; blocks and vectors of outputs that are not full; rows and outputs divided among threads.
 SHAPES = [
-    (1, 32, 16), (5, 64, 40), (16, 32, 96), (17, 96, 33), (31, 320, 48), (33, 64, 64), (70, 320, 80), (100, 608, 272), (700, 1024, 40), (9, 64, 8192),
-    (1200, 32, 512),
+    (1, 32, 16), (5, 64, 40), (16, 32, 96), (17, 96, 33), (31, 320, 48), (33, 64, 64), (70, 320, 80), (100, 608, 272), (700, 1024, 40),
+    (9, 64, 8192), (1200, 32, 512),
 ]  # fmt: skip
 
 
