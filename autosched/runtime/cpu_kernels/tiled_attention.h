@@ -3,6 +3,7 @@
 #pragma once
 
 #include "parallel.h"
+#include "products.h"
 #include "scores.h"
 #include "scratch.h"
 #include "tiles.h"
