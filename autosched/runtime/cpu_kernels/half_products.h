@@ -28,6 +28,7 @@ struct HalfLayer {
 template <typename Numbers>
 struct Widened {
   using Weight = Half;
+  static constexpr bool kWhole = false;
   static Vector weights(const Half* from) { return Numbers::load(from); }
   static Vector add(Vector weights, float number, Vector sums) { return multiply_add(weights, spread(number), sums); }
 };
@@ -36,6 +37,7 @@ struct Widened {
 // Two channels in bfloat16 by one instruction. A pair of them is moved like a float32.
 struct Pairs {
   using Weight = float;
+  static constexpr bool kWhole = false;
   static Vector weights(const float* from) { return load<Vector>(from); }
   static Vector add(Vector weights, float pair, Vector sums) {
     return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(weights), reinterpret_cast<__m512bh>(_mm512_set1_ps(pair)));
@@ -113,6 +115,7 @@ class ByVectors {
 
 #if defined(AUTOSCHED_TILES)
 // By tiles: as many channels as fill them.
+template <Tiled Kind>
 class ByTiles {
  public:
   using Weight = float;
@@ -142,7 +145,7 @@ class ByTiles {
           const Share here(count, static_cast<int>(time), static_cast<int>(times));
           const int64_t some = here.last - here.first, pace = (last.count * kTileChannels + channels - 1) / channels;
           const TileRows rows{numbers + here.first * g.channels + channel, g.channels, sums + here.first * kBlock, kBlock, channel > 0};
-          tile_block(some, rows, weights + channel / 2 * width, channels, width, times > kFewTimes ? nullptr : ahead, [&] { last.finish_some(pace, finish); });
+          tile_block<Kind>(some, rows, weights + channel / 2 * width, channels, width, times > kFewTimes ? nullptr : ahead, [&] { last.finish_some(pace, finish); });
           last.finish_some(last.count, finish);
           if (channel + channels == g.channels) last = {here.first, some, feature, width, rows.sums};
         }
@@ -175,46 +178,48 @@ class ByTiles {
 };
 #endif
 
+// As ``kCachedWeights``.
+constexpr int64_t kCachedHalves = 2 * kCachedWeights;
+
+// All sums: ``finish(first, count, feature, width, sums)`` for those of some rows with a block of weights. Each thread has its own rows or, where there
+// are more weights than other numbers, its own weights.
+template <typename Way, typename Finish>
+void multiply_all(const HalfLayer& g, const Half* source, const Half* weights, Finish finish) {
+  const int64_t padded = whole(g.features), all = g.channels * padded, blocks = (padded + kBlock - 1) / kBlock;
+  const int64_t threads = Way::products(g, all) < kLeastProducts ? 1 : g.threads;
+  const bool heavy = Way::heavy(g, all, padded) && blocks >= threads;
+  on_team(threads, [&](int number, int count) {
+    const Share rows(g.rows, heavy ? 0 : number, heavy ? 1 : count), those(blocks, heavy ? number : 0, heavy ? count : 1);
+    if (rows.first == rows.last) return;
+    const Way way(g, rows);
+    const int64_t together = Way::together(g, heavy), rounds = (rows.last - rows.first + together - 1) / together;
+    for (int64_t round = 0; round < rounds; ++round) {
+      const Share here(rows.last - rows.first, static_cast<int>(round), static_cast<int>(rounds));
+      const int64_t first = rows.first + here.first, some = here.last - here.first, room = Way::room_for_sums(some);
+      float* const sums = scratch.of(room + Way::room_for_numbers(g, some));
+      const auto* const numbers = Way::ready(g, source + first * g.channels, some, sums + room);
+      // Those that do not stay in a core's own caches are fetched each time.
+      const Blocks<typename Way::Weight> these{weights, g.channels, padded, those, round == 0 || all > kCachedHalves};
+      Way::multiply(g, numbers, some, these, sums, [&](int64_t from, int64_t few, int64_t feature, int64_t width, const float* made) {
+        finish(first + from, few, feature, width, made);
+      });
+    }
+  });
+}
+
 template <typename Numbers, typename Way>
 class HalfProducts {
  public:
   HalfProducts(const HalfLayer& layer, const Half* source, Half* made, const Half* bias, const Half* weights)
-      : g(layer), source(source), made(made), bias(bias), weights(weights), follows(layer.following.read()) {
-    padded = whole(g.features);
-  }
+      : g(layer), source(source), made(made), bias(bias), weights(weights), follows(layer.following.read()) {}
 
-  // Each thread has its own rows or, where there are more weights than other numbers, its own weights.
   void run() const {
-    const int64_t all = g.channels * padded, blocks = (padded + kBlock - 1) / kBlock;
-    const int64_t threads = Way::products(g, all) < kLeastProducts ? 1 : g.threads;
-    const bool heavy = Way::heavy(g, all, padded) && blocks >= threads;
-    on_team(threads, [&](int number, int count) {
-      const Share rows(g.rows, heavy ? 0 : number, heavy ? 1 : count), those(blocks, heavy ? number : 0, heavy ? count : 1);
-      if (rows.first == rows.last) return;
-      const Way way(g, rows);
-      const int64_t together = Way::together(g, heavy), rounds = (rows.last - rows.first + together - 1) / together;
-      for (int64_t round = 0; round < rounds; ++round) {
-        const Share here(rows.last - rows.first, static_cast<int>(round), static_cast<int>(rounds));
-        some(rows.first + here.first, here.last - here.first, those, round == 0 || all > kCachedHalves);
-      }
+    multiply_all<Way>(g, source, weights, [&](int64_t first, int64_t count, int64_t feature, int64_t width, const float* sums) {
+      finish(first, count, feature, width, sums);
     });
   }
 
  private:
-  // As ``kCachedWeights``.
-  static constexpr int64_t kCachedHalves = 2 * kCachedWeights;
-
-  // ``count`` rows, from ``first`` on, with ``those`` blocks of weights; ``fetched``: whether these are, ahead.
-  void some(int64_t first, int64_t count, const Share& those, bool fetched) const {
-    const int64_t room = Way::room_for_sums(count);
-    float* const sums = scratch.of(room + Way::room_for_numbers(g, count));
-    const auto* const numbers = Way::ready(g, source + first * g.channels, count, sums + room);
-    const Blocks<typename Way::Weight> blocks{weights, g.channels, padded, those, fetched};
-    Way::multiply(g, numbers, count, blocks, sums, [&](int64_t from, int64_t some, int64_t feature, int64_t width, const float* made) {
-      finish(first + from, some, feature, width, made);
-    });
-  }
-
   // Results of ``count`` rows, from ``first`` on, of the features of a block.
   void finish(int64_t first, int64_t count, int64_t feature, int64_t width, const float* sums) const {
     Half* const to = made + first * g.features + feature;
@@ -247,7 +252,6 @@ class HalfProducts {
   const Half* bias;
   const Half* weights;
   const Follows follows;
-  int64_t padded = 0;  // of the features, that fill whole vectors
 };
 
 void multiply_halves(const Half* source, Half* made, const Half* bias, const Half* weights, const int64_t* numbers) {
@@ -256,7 +260,7 @@ void multiply_halves(const Half* source, Half* made, const Half* bias, const Hal
     return HalfProducts<Float16, ByVectors<Float16, Widened<Float16>>>(layer, source, made, bias, weights).run();
   }
 #if defined(AUTOSCHED_TILES)
-  if (layer.channels % kTileChannels == 0 && may_use_tiles()) return HalfProducts<Bfloat16, ByTiles>(layer, source, made, bias, weights).run();
+  if (layer.channels % kTileChannels == 0 && may_use_tiles()) return HalfProducts<Bfloat16, ByTiles<Tiled::kBfloat16>>(layer, source, made, bias, weights).run();
 #endif
   HalfProducts<Bfloat16, ByVectors<Bfloat16, OfBfloat16>>(layer, source, made, bias, weights).run();
 }

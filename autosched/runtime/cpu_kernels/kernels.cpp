@@ -1,6 +1,7 @@
 // Kernels of our own for CPUs, compiled for the processor they run on; see library.py.
 
 #include "attention.h"
+#include "byte_products.h"
 #include "chain.h"
 #include "each_channel.h"
 #include "few_queries.h"
@@ -66,6 +67,15 @@ __attribute__((visibility("default"))) int64_t autosched_pairs() { return kInPai
 __attribute__((visibility("default"))) int64_t autosched_tiles() {
 #if defined(AUTOSCHED_TILES)
   return may_use_tiles() ? 1 : 0;
+#else
+  return 0;
+#endif
+}
+
+// Whether there are products in eight bits.
+__attribute__((visibility("default"))) int64_t autosched_has_bytes() {
+#if defined(AUTOSCHED_BYTES)
+  return 1;
 #else
   return 0;
 #endif
@@ -152,6 +162,13 @@ __attribute__((visibility("default"))) void autosched_halves(const Half* source,
 __attribute__((visibility("default"))) void autosched_halves_bias(
     const Half* source, Half* made, const Half* bias, const Half* weights, const int64_t* numbers) {
   multiply_halves(source, made, bias, weights, numbers);
+}
+
+__attribute__((visibility("default"))) void autosched_bytes(
+    [[maybe_unused]] const int8_t* source, [[maybe_unused]] int32_t* made, [[maybe_unused]] const Half* weights, [[maybe_unused]] const int64_t* numbers) {
+#if defined(AUTOSCHED_BYTES)
+  multiply_bytes(source, made, weights, numbers);
+#endif
 }
 
 __attribute__((visibility("default"))) void autosched_chain(const float* picture, float* made, const float* weights, const int64_t* numbers) {

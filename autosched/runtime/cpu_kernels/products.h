@@ -51,9 +51,10 @@ struct Rows {
   const void* next = nullptr;
 };
 
-// Weights in float32, one for each channel.
+// Weights in float32, one for each channel. ``kWhole``: sums are whole numbers, written as they are.
 struct Floats {
   using Weight = float;
+  static constexpr bool kWhole = false;
   static Vector weights(const float* from) { return load<Vector>(from); }
   static Vector add(Vector weights, float number, Vector sums) { return multiply_add(weights, spread(number), sums); }
 };
@@ -105,6 +106,12 @@ void block_rows(const Rows& rows, int64_t first, const typename Factors::Weight*
       if (step > kLine) __builtin_prefetch(ahead + channel * step + kLine, 0, 2);
       add(channel);
     }
+  }
+  if constexpr (Factors::kWhole) {
+    for (int row = 0; row < Count; ++row) {
+      for (int place = 0; place < Vectors; ++place) store(rows.made + (first + row) * rows.features + place * kLanes, sums[row][place]);
+    }
+    return;
   }
   // Most sums are finished here, of two questions less for each than the others.
   if (end.last && !rows.more && end.residual == nullptr) {

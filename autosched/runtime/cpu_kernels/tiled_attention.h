@@ -150,7 +150,7 @@ class TiledAttending {
     const auto nothing = [] {};
     for (int64_t first = 0; first < padded; first += kBlock) {
       const TileRows rows{asking, apart, room.scores + first, room.apart};
-      tile_block(count, rows, room.keys + first * width / 2, width, kBlock, nullptr, nothing);
+      tile_block<Tiled::kBfloat16>(count, rows, room.keys + first * width / 2, width, kBlock, nullptr, nothing);
     }
     float parts[kTiledRows];
     for (int64_t place = 0; place < count; ++place) {
@@ -160,7 +160,7 @@ class TiledAttending {
     for (int64_t first = 0; first < features; first += kBlock) {
       const int64_t wide = block_width(features, first);
       const TileRows rows{reinterpret_cast<const Half*>(room.scores), 2 * room.apart, room.sums + first, features};
-      tile_block(count, rows, room.values + first * keys, 2 * padded, wide, nullptr, nothing);
+      tile_block<Tiled::kBfloat16>(count, rows, room.values + first * keys, 2 * padded, wide, nullptr, nothing);
     }
     Half* const to = made + g.made.at(item, head) + here.first * g.made.row_stride;
     for (int64_t place = 0; place < count; ++place) {

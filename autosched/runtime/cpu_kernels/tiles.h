@@ -1,5 +1,5 @@
-// Products of bfloat16 by tiles, as processors with AMX have them: 16 rows by 16 features, of 32 channels with one instruction. Sums are float32
-// (Intel, Architecture Instruction Set Extensions Programming Reference, chapter 3).
+// Products of bfloat16 by tiles, as processors with AMX have them: 16 rows by 16 features, of 32 channels with one instruction. Sums are float32.
+// Or of 64 channels of whole numbers in eight bits, and sums in 32 (Intel, Architecture Instruction Set Extensions Programming Reference, chapter 3).
 #pragma once
 
 #include "formats.h"
@@ -10,7 +10,7 @@
 
 #if defined(AUTOSCHED_EMULATED_TILES) && defined(__AVX512BF16__)
 #define AUTOSCHED_TILES
-#elif defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__x86_64__) && defined(__linux__)
+#elif defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && defined(__x86_64__) && defined(__linux__)
 #define AUTOSCHED_TILES
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -23,6 +23,9 @@ namespace {
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileChannels = 32;
 constexpr int kTiles = 8;
+
+// What tiles hold: rows of pairs in bfloat16, or of four in eight bits, which move like a pair.
+enum class Tiled { kBfloat16, kBytes };
 
 // As the processor reads it: the rows of each tile, and the bytes of each of them.
 struct TileShapes {
@@ -60,13 +63,27 @@ void store_tile(void* to, int64_t apart) {
   for (int64_t row = 0; row < tile_rows[From]; ++row) std::memcpy(static_cast<char*>(to) + row * apart, tiles[From].numbers[row], sizeof(Vector));
 }
 
-template <int Sums, int Rows, int Weights>
+// Whole numbers in eight bits, four at a time.
+Vector add_bytes(Vector sums, Vector weights, float four) {
+  int8_t numbers[sizeof(four)], factors[sizeof(Vector)];
+  std::memcpy(numbers, &four, sizeof(four)), std::memcpy(factors, &weights, sizeof(weights));
+  auto whole = reinterpret_cast<Bits>(sums);
+  for (int64_t place = 0; place < static_cast<int64_t>(sizeof(Vector)); ++place) whole[place / 4] += numbers[place % 4] * factors[place];
+  return reinterpret_cast<Vector>(whole);
+}
+
+template <Tiled Kind, int Sums, int Rows, int Weights>
 void multiply_tiles() {
   for (int64_t row = 0; row < tile_rows[Sums]; ++row) {
     auto sums = load<Vector>(tiles[Sums].numbers[row]);
-    for (int64_t pair = 0; pair < kTileChannels / 2; ++pair) {
-      const auto weights = load<Vector>(tiles[Weights].numbers[pair]);
-      sums = _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(weights), reinterpret_cast<__m512bh>(_mm512_set1_ps(tiles[Rows].numbers[row][pair])));
+    for (int64_t place = 0; place < kTileChannels / 2; ++place) {
+      const auto weights = load<Vector>(tiles[Weights].numbers[place]);
+      const float numbers = tiles[Rows].numbers[row][place];
+      if constexpr (Kind == Tiled::kBytes) {
+        sums = add_bytes(sums, weights, numbers);
+      } else {
+        sums = _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(weights), reinterpret_cast<__m512bh>(_mm512_set1_ps(numbers)));
+      }
     }
     store(tiles[Sums].numbers[row], sums);
   }
@@ -100,9 +117,13 @@ void store_tile(void* to, int64_t apart) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(apart), "i"(From) : "memory");
 }
 
-template <int Sums, int Rows, int Weights>
+template <Tiled Kind, int Sums, int Rows, int Weights>
 void multiply_tiles() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sums), "i"(Rows), "i"(Weights));
+  if constexpr (Kind == Tiled::kBytes) {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sums), "i"(Rows), "i"(Weights));
+  } else {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sums), "i"(Rows), "i"(Weights));
+  }
 }
 
 #endif
@@ -143,7 +164,7 @@ struct TileRows {
 // ``Rows`` tiles of rows times ``Columns`` of features, over ``channels``, which fill tiles. ``second``: where the second tile of rows begins, which may
 // have rows of the first one. ``ahead``: what is fetched meanwhile, as many bytes as the weights have, or null; ``meanwhile()`` is called for each tile
 // of channels.
-template <int Rows, int Columns, typename Meanwhile>
+template <Tiled Kind, int Rows, int Columns, typename Meanwhile>
 void tile_sums(const TileRows& rows, int64_t second, const float* weights, int64_t channels, const char* ahead, Meanwhile& meanwhile) {
   constexpr int64_t kWide = Columns * kLanes;  // pairs of channels side by side
   const int64_t numbers_apart = rows.apart * sizeof(Half), weights_apart = kWide * sizeof(float), sums_apart = rows.between * sizeof(float);
@@ -160,15 +181,15 @@ void tile_sums(const TileRows& rows, int64_t second, const float* weights, int64
   for (int64_t channel = 0; channel < channels; channel += kTileChannels, weights += kTileChannels / 2 * kWide) {
     load_tile<6>(weights, weights_apart);
     load_tile<4>(rows.numbers + channel, numbers_apart);
-    multiply_tiles<0, 4, 6>();
+    multiply_tiles<Kind, 0, 4, 6>();
     if constexpr (Columns > 1) {
       load_tile<7>(weights + kLanes, weights_apart);
-      multiply_tiles<1, 4, 7>();
+      multiply_tiles<Kind, 1, 4, 7>();
     }
     if constexpr (Rows > 1) {
       load_tile<5>(others + channel, numbers_apart);
-      multiply_tiles<2, 5, 6>();
-      if constexpr (Columns > 1) multiply_tiles<3, 5, 7>();
+      multiply_tiles<Kind, 2, 5, 6>();
+      if constexpr (Columns > 1) multiply_tiles<Kind, 3, 5, 7>();
     }
     if (ahead != nullptr) {
       for (int64_t line = 0; line < kTileChannels / 2 * kWide; line += kLanes, ahead += sizeof(Vector)) __builtin_prefetch(ahead, 0, 2);
@@ -182,14 +203,16 @@ void tile_sums(const TileRows& rows, int64_t second, const float* weights, int64
 }
 
 // Of ``count`` rows, ``kTiledRows`` or less, with a block of ``width`` features.
-template <typename Meanwhile>
+template <Tiled Kind, typename Meanwhile>
 void tile_block(int64_t count, const TileRows& rows, const float* weights, int64_t channels, int64_t width, const void* ahead, Meanwhile meanwhile) {
   const int64_t second = count - kTileRows;
   const auto* const next = static_cast<const char*>(ahead);
   if (second > 0) {
-    width > kLanes ? tile_sums<2, 2>(rows, second, weights, channels, next, meanwhile) : tile_sums<2, 1>(rows, second, weights, channels, next, meanwhile);
+    width > kLanes ? tile_sums<Kind, 2, 2>(rows, second, weights, channels, next, meanwhile)
+                   : tile_sums<Kind, 2, 1>(rows, second, weights, channels, next, meanwhile);
   } else {
-    width > kLanes ? tile_sums<1, 2>(rows, second, weights, channels, next, meanwhile) : tile_sums<1, 1>(rows, second, weights, channels, next, meanwhile);
+    width > kLanes ? tile_sums<Kind, 1, 2>(rows, second, weights, channels, next, meanwhile)
+                   : tile_sums<Kind, 1, 1>(rows, second, weights, channels, next, meanwhile);
   }
 }
 
