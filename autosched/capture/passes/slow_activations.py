@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.spelling import Spelling
+from autosched.core.gelu import CUBIC, LINEAR
 from autosched.core.program import Ref
 
 aten = torch.ops.aten
-# 1 + tanh(y) is 2 * sigmoid(2 y). So half of x times that, with y as in section 2 of Hendrycks and Gimpel, arXiv:1606.08415, is x times the
-# sigmoid of x * (_LINEAR + _CUBIC * x ** 2).
-_LINEAR = 2.0 * math.sqrt(2.0 / math.pi)
-_CUBIC = 0.044715 * _LINEAR
 # From here on mish(x) is x in float32, and e ** (2 x) is still a number.
 _MISH_IS_X = 20.0
 # With fewer elements several calls take longer than one slow one.
@@ -58,7 +53,7 @@ def _large(draft: Draft, value: int) -> bool:
 def _gelu(spell: Spelling, source: int) -> list[Node]:
     x = Ref(source)
     square = spell.call(aten.mul.Tensor, x, x)
-    factor = spell.call(aten.add.Tensor, spell.call(aten.mul.Tensor, square, _CUBIC), _LINEAR)
+    factor = spell.call(aten.add.Tensor, spell.call(aten.mul.Tensor, square, CUBIC), LINEAR)
     spell.call(aten.mul.Tensor, x, spell.call(aten.sigmoid.default, spell.call(aten.mul.Tensor, factor, x)))
     return spell.finished()
 

@@ -27,10 +27,10 @@ class Chain:
     """Two convolutions, of which the second has a group for each channel, and alone reads what the first makes.
 
     Args:
-        before: the call that is the first.
+        before: the call that is the first, which need not run.
     """
 
-    before: Call
+    before: tuple[Call, ...]
     first: Convolution
     second: Convolution
 
@@ -98,7 +98,7 @@ def read_chain(call: Call, graph: OpGraph, makers: Mapping[int, Call]) -> Chain 
     if first.residual is not None or second.residual is not None or first.after is not None:
         return None
     biases = [item.bias for item in (first, second) if item.bias is not None]
-    return Chain(before, first, second) if all(graph.values[slot].role is ValueRole.CONSTANT for slot in biases) else None
+    return Chain((before,), first, second) if all(graph.values[slot].role is ValueRole.CONSTANT for slot in biases) else None
 
 
 def geometry(chain: Chain, graph: OpGraph, width: int) -> torch.Tensor:

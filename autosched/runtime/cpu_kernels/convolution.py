@@ -24,13 +24,10 @@ _ARGUMENTS = {
     "mkldnn::_convolution_pointwise_.binary": ("residual", "source", *_SUM),
 }
 # What kernels do themselves, by oneDNN's name for it, numbered as in ``activations.h``; relu and hardtanh are limits.
-_INSIDE = {"none": 0, "swish": 1, "hardswish": 2, "sigmoid": 3, "hardsigmoid": 4}
+_INSIDE = {"none": 0, "swish": 1, "hardswish": 2, "sigmoid": 3, "hardsigmoid": 4, "tanh": 5, "gelu": 6}
+_GELU_BY_TANH = 7
 # What follows in place.
-_AFTERWARDS = {
-    "tanh": "aten::tanh_.default",
-    "leaky_relu": "aten::leaky_relu_.default",
-    "gelu": "aten::gelu_.default",
-}
+_AFTERWARDS = {"leaky_relu": "aten::leaky_relu_.default"}
 
 Pair = tuple[int, int]
 """Of rows and columns, or of features and channels."""
@@ -43,6 +40,11 @@ class Follows:
     activation: int = 0
     least: float = -math.inf
     most: float = math.inf
+
+    @property
+    def nothing(self) -> bool:
+        """Whether sums stay as they are."""
+        return self == Follows()
 
     def numbers(self) -> tuple[int, int, int]:
         """In the order of ``Following`` in ``activations.h``: the bits of two floats, and the activation."""
@@ -60,8 +62,8 @@ class Convolution:
         follows: what is done to results.
         after: an activation that the kernels do not have, which changes the result in place.
         turned: whether the channels of a pixel lie apart from each other.
-        scale: a slot of numbers that the channels of each picture are multiplied with before, in ``before``, or None.
-        before: the call that does it, which need not run.
+        scale: a slot of numbers that the channels of each picture are multiplied with before, or None.
+        before: the call that does it, which need not run; if there is one.
     """
 
     source: int
@@ -77,7 +79,7 @@ class Convolution:
     after: Call | None
     turned: bool
     scale: int | None = None
-    before: Call | None = None
+    before: tuple[Call, ...] = ()
 
     @property
     def beside(self) -> tuple[int, ...]:
@@ -125,12 +127,12 @@ def read_convolution(call: Call, graph: OpGraph) -> Convolution | None:
     other = None if residual is None else residual.value
     made = _made(call, other)
     activation = given["activation"] or "none"
-    follows = follows_of(activation, given["scalars"])
+    follows = follows_of(activation, given["scalars"], given["algorithm"])
     if made is None or (follows is None and activation not in _AFTERWARDS):
         return None
     found = Convolution(
         source.value, weight.value, None if bias is None else bias.value, other, made, stride, padding, dilation, groups,
-        follows or Follows(), _after(str(activation), made, given["scalars"], given["algorithm"]), _turned(graph.values[source.value].spec),
+        follows or Follows(), _after(str(activation), made, given["scalars"]), _turned(graph.values[source.value].spec),
     )  # fmt: skip
     return found if _fits(found, graph) else None
 
@@ -151,23 +153,24 @@ def group_of(weight: TensorSpec, source: TensorSpec) -> Pair | None:
     return features * channels // source.shape[1], channels
 
 
-def follows_of(activation: Argument, scalars: Argument = None) -> Follows | None:
+def follows_of(activation: Argument, scalars: Argument = None, algorithm: Argument = None) -> Follows | None:
     """The activation that oneDNN calls so, if kernels have it."""
     if activation == "hardtanh":
         numbers = [float(item) for item in scalars.items if isinstance(item, int | float)] if isinstance(scalars, Many) else []
         return Follows(least=numbers[0], most=numbers[1]) if len(numbers) == 2 else None
     if activation == "relu":
         return Follows(least=0.0)
+    if activation == "gelu" and algorithm != "none":
+        return Follows(_GELU_BY_TANH) if algorithm == "tanh" else None
     number = _INSIDE.get(activation) if isinstance(activation, str) else None
     return None if number is None else Follows(number)
 
 
-def _after(activation: str, made: int, scalars: Argument, algorithm: Argument) -> Call | None:
+def _after(activation: str, made: int, scalars: Argument) -> Call | None:
     if activation not in _AFTERWARDS:
         return None
     numbers = scalars.items if isinstance(scalars, Many) else ()
-    named = (("approximate", algorithm),) if activation == "gelu" else ()
-    return Call(_AFTERWARDS[activation], (Ref(made), *(item for item in numbers if item is not None)), named, (-1,))
+    return Call(_AFTERWARDS[activation], (Ref(made), *(item for item in numbers if item is not None)), (), (-1,))
 
 
 def _fits(convolution: Convolution, graph: OpGraph) -> bool:

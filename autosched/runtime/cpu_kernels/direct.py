@@ -83,7 +83,7 @@ def read_scaled(call: Call, graph: OpGraph, makers: Mapping[int, Call]) -> Convo
         # Where the result is written over what is multiplied, others would read what has been made.
         alike = alike and found.made not in (source, scale)
         if alike and tuple(spec.shape for spec in specs) == shapes and all(is_channels_last(spec) for spec in specs):
-            return replace(found, source=source, scale=scale, before=before)
+            return replace(found, source=source, scale=scale, before=(before,))
     return found
 
 

@@ -48,6 +48,7 @@ class Linear:
         rows, channels, features: the product is ``[rows, channels] x [channels, features]``.
         each: how many of the rows lie side by side, as columns of a matrix, one matrix behind the other; 0 if each lies by itself.
         follows: what is done to results.
+        before: the calls that do part of it, which need not run.
     """
 
     dtype: str
@@ -62,6 +63,7 @@ class Linear:
     features: int
     follows: Follows
     each: int = 0
+    before: tuple[Call, ...] = ()
 
     residual = None
     after = None
@@ -130,7 +132,7 @@ def read_linear(call: Call, graph: OpGraph, windows: Mapping[int, Window] | None
     weight = given.get("columns") or given.get("weight")
     if not isinstance(source, Ref) or not isinstance(weight, Ref) or not (bias is None or isinstance(bias, Ref)):
         return None
-    follows = follows_of(given.get("activation") or "none", given.get("scalars"))
+    follows = follows_of(given.get("activation") or "none", given.get("scalars"), given.get("algorithm"))
     if follows is None or not (packed is None or isinstance(packed, Ref)):
         return None
     sizes = _sizes(graph, weight.value, turned="columns" in given)

@@ -25,8 +25,9 @@ from autosched.core.variants import Variant
 from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.cpu_kernels import attention, chain, direct, pooling, recurrent, winograd
 from autosched.runtime.cpu_kernels.convolution import Convolution
+from autosched.runtime.cpu_kernels.following import read_product
 from autosched.runtime.cpu_kernels.library import Entry, Library, kernel_library, kernels_built, kernels_obstacle
-from autosched.runtime.cpu_kernels.linear import Linear, geometry_of_halves, may_be_linear, read_linear
+from autosched.runtime.cpu_kernels.linear import Linear, geometry_of_halves, may_be_linear
 from autosched.runtime.cpu_kernels.weights import in_blocks, of_halves, summed, transformed
 from autosched.runtime.examples import example_of, same_strides
 from autosched.runtime.inductor.common import Refused, first_line
@@ -137,12 +138,11 @@ WAYS: Mapping[int, _Way] = {
     Variant.OWN_PRODUCT: _Way(
         own_products_wanted,
         "AUTOSCHED_PRODUCTS",
-        lambda call, graph, calls: read_linear(call, graph, calls.windows),
+        lambda call, graph, calls: read_product(call, graph, calls.calls, calls.writes, calls.windows),
         _factors,
         lambda item, graph, width: geometry_of_halves(item, width) if item.in_halves else direct.geometry_of_linear(item, width),
         lambda library, item: library.halves[item.bias is not None] if item.in_halves else library.direct[_beside(item)],
-        "only products of not too many rows with constant weights, in float32 or sixteen bits and with a vector of outputs or more, are "
-        "computed so",
+        "only products of some rows with constant weights, in float32 or sixteen bits, and a vector of outputs or more, are computed so",
     ),
     Variant.OWN_RECURRENCE: _Way(
         own_recurrence_wanted,
@@ -316,7 +316,7 @@ def _found(calls: _Calls, way: _Way, graph: OpGraph) -> dict[Call, Computed]:
 
 def _done_with(found: Mapping[Call, Computed]) -> set[Call]:
     """The calls that need not run, since what they make is part of what others compute."""
-    return {item.before for item in found.values() if isinstance(item, chain.Chain | Convolution) and item.before is not None}
+    return {call for item in found.values() if isinstance(item, chain.Chain | Convolution | Linear) for call in item.before}
 
 
 def _packed(

@@ -98,6 +98,8 @@ COMPUTED: dict[str, Body] = {
     "hardtanh": lambda m, x: F.hardtanh(m.one(m.first(x)), -0.25, 0.125),
     "silu": lambda m, x: F.silu(m.deep(F.silu(m.first(x)))),
     "hardswish": lambda m, x: F.hardswish(m.one(m.first(x))),
+    "gelu": lambda m, x: F.gelu(m.deep(F.gelu(m.first(x), approximate="tanh"))),
+    "tanh": lambda m, x: torch.tanh(m.one(m.first(x))),
     "one weight twice": lambda m, x: m.bare(torch.relu(m.bare(m.first(x)))),
 }
 

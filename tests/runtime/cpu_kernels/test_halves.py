@@ -79,8 +79,14 @@ def test_no_bit_depends_on_the_number_of_threads(dtype: torch.dtype) -> None:
         assert all(torch.equal(outputs_of[0], other) for other in outputs_of[1:])
 
 
-def test_what_follows_is_done_before_a_result_is_rounded(dtype: torch.dtype) -> None:
-    x, model = rows_of(20, 64, dtype), nn.Sequential(layer(64, 512, dtype), nn.ReLU()).eval()
+FOLLOWING: dict[str, nn.Module] = {
+    "relu": nn.ReLU(), "silu": nn.SiLU(), "gelu": nn.GELU(), "gelu by tanh": nn.GELU(approximate="tanh"), "tanh": nn.Tanh(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_what_follows_is_done_before_a_result_is_rounded(name: str, dtype: torch.dtype) -> None:
+    x, model = rows_of(20, 64, dtype), nn.Sequential(layer(64, 512, dtype), FOLLOWING[name]).eval()
     for found in (capture(model, (x,), lowering=Lowering.REWRITTEN), capture_inductor(model, (x,))):
         assert isinstance(found, Captured)
         bound, offered = bound_with(found, PRODUCT)

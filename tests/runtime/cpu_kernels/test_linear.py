@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import autosched
 from autosched.capture.export import Captured, capture
 from autosched.core.graph import ValueRole
-from autosched.core.program import Call, Ref
+from autosched.core.program import Call, Many, Ref
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.pipeline.inductor_capture import capture_inductor
@@ -24,7 +24,7 @@ from autosched.runtime.cpu_kernels.library import Library, kernel_library
 from autosched.runtime.cpu_kernels.linear import Linear, read_linear
 from autosched.runtime.cpu_kernels.weights import in_blocks
 from autosched.runtime.inductor.common import Refused
-from autosched.runtime.instructions import RunKernel, Window, instructions_of
+from autosched.runtime.instructions import CallOperator, RunKernel, Window, instructions_of
 from autosched.runtime.kernels import bind
 from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor
@@ -71,6 +71,7 @@ COMPUTED: dict[str, Body] = {
     "no bias": lambda m, x: m.bare(x),
     "relu": lambda m, x: torch.relu(m.large(x)),
     "gelu": lambda m, x: F.gelu(m.a(x)),
+    "gelu of many": lambda m, x: F.gelu(m.large(x), approximate="tanh"),
     "many inputs": lambda m, x: m.back(torch.tanh(m.large(x))),
     "mm": lambda m, x: x.flatten(0, 1) @ m.bare.weight.t(),
     "matmul": lambda m, x: x @ m.a.weight,
@@ -104,6 +105,90 @@ def test_it_computes_what_the_model_does(name: str, lowering: Lowering) -> None:
         wanted = model(x)
     assert got.shape == wanted.shape
     assert error_of(got, model, x) < 2e-6
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": F.relu, "silu": F.silu, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "gelu": F.gelu,
+    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_is_computed_with_the_layer_before_it(name: str, large: bool) -> None:
+    """Also where it is spelled with other calls, as one by the hyperbolic tangent of many numbers is."""
+    model, x, found = captured(lambda m, x: ACTIVATIONS[name](m.large(x) if large else m.a(x)))
+    bound, [index] = bound_with(found, OWN, 2)
+    assert len(found.program.graph) == 1
+    items = instructions_of(bound.kernels[index]) or ()
+    assert any(isinstance(item, RunKernel) for item in items)
+    assert not any(isinstance(item, CallOperator) for item in items)
+    [got] = bound.run([x])
+    assert error_of(got, model, x) < 1e-6
+
+
+EVERY = torch.cat([torch.linspace(-20.0, 20.0, 5001), *(sign * torch.logspace(-37.9, 38.5, 1500) for sign in (-1.0, 1.0)), torch.zeros(1)])
+
+
+def behind_a_layer(follows: Callable[[torch.Tensor], torch.Tensor], numbers: torch.Tensor) -> torch.Tensor:
+    """Of each number, by the kernel; each is the only one in a row that is multiplied with something."""
+    layer, x = nn.Linear(16, 32, bias=False).eval(), torch.zeros(len(numbers), 16)
+    with torch.no_grad():
+        layer.weight[:] = torch.eye(16)[0]
+    x[:, 0] = numbers
+    found = capture(Following(layer, follows), (x,), lowering=Lowering.REWRITTEN)
+    bound, [index] = bound_with(found, OWN)
+    assert len(found.program.graph) == 1
+    assert not any(isinstance(item, CallOperator) for item in instructions_of(bound.kernels[index]) or ())
+    [got] = bound.run([x])
+    assert torch.equal(got.nan_to_num(7.0), got[:, :1].nan_to_num(7.0).expand_as(got))
+    return got[:, 0]
+
+
+class Following(nn.Module):
+    """A layer, and something behind it."""
+
+    def __init__(self, layer: nn.Module, follows: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.follows = layer, follows
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.follows(self.layer(x))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_of_all_numbers_are_as_exact_as_a_library_has_them(name: str) -> None:
+    got, wanted = behind_a_layer(ACTIVATIONS[name], EVERY).double(), ACTIVATIONS[name](EVERY.double())
+    scale = EVERY.double().abs() if "lu" in name else torch.ones((), dtype=torch.float64)
+    assert bool(((got - wanted).abs() <= 3e-7 * scale + 1e-35).all())
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_of_what_is_no_finite_number(name: str) -> None:
+    """Where a library returns what is not a number for minus infinity, times zero, that may be zero."""
+    got = behind_a_layer(ACTIVATIONS[name], torch.tensor([float("nan"), float("inf"), float("-inf")]))
+    assert got[0].isnan()
+    assert got[1] == (1.0 if name in ("sigmoid", "tanh") else float("inf"))
+    assert got[2].isnan() or abs(got[2] - (-1.0 if name == "tanh" else 0.0)) < 1e-30
+
+
+def test_what_others_read_is_made() -> None:
+    """An activation is not part of the layer then, nor where what is done is another thing that looks alike."""
+    for body in (
+        lambda m, x: (y := m.a(x), F.gelu(y))[1] * y,
+        lambda m, x: (F.gelu(y := m.a(x)), y),
+        lambda m, x: F.gelu(m.a(x)) + F.silu(m.a(x)),
+        lambda m, x: F.gelu(torch.relu(m.large(x))),
+        lambda m, x: (y := m.large(x)) * torch.sigmoid((1.6 + y * y * 0.0713548) * y),
+        lambda m, x: F.gelu(m.a(x).transpose(1, 2)),
+    ):
+        model, x, found = captured(body)  # type: ignore[arg-type]
+        bound, offered = bound_with(found, OWN)
+        assert offered
+        with torch.no_grad():
+            wanted = model(x)
+        for got, expected in zip(bound.run([x]), wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 6, 11, 12, 13, 25, 96])
@@ -259,6 +344,9 @@ def test_calls_with_other_arguments_are_not_read() -> None:
     source, weight, bias, _, *more = call.args
     plain = read_linear(dataclasses.replace(call, args=(source, weight, bias, "none", *more)), graph)
     assert (plain or pytest.fail("it is none")).follows == Follows()
+    for algorithm, number in (("none", 6), ("tanh", 7)):
+        read = read_linear(dataclasses.replace(call, args=(source, weight, bias, "gelu", Many(()), algorithm)), graph)
+        assert (read or pytest.fail("it is none")).follows == Follows(number)
     others = (source, weight, bias, "gelu", *more), (source, None, bias, "none", *more), (source, weight, 1.0, "none", *more)
     for args in (*others, (None, *call.args[1:])):
         assert read_linear(dataclasses.replace(call, args=args), graph) is None
