@@ -5,11 +5,13 @@ Two sorts of regions grow: *anchors* (a convolution, matrix product or attention
 and is made only where what it delays is worth less than what it saves: a launch, and a tensor that is neither written nor read
 again. So two branches that could run at the same time stay apart unless they are so small that launching them costs more.
 
+0. *product*: on a CPU, a product in eight bits absorbs what a kernel computes with it (``core.byte_products``), and nothing else.
 1. *cone*: a cluster absorbs what it reads if nobody else reads it (the closed diamonds of a normalisation, an activation).
 2. *epilogue*: an anchor absorbs the cluster that alone reads it, with residual inputs that are ready before.
 3. *matrix*: a product of one row absorbs the cluster that makes its matrix, if nobody else reads that (numbers of few bits and their
    scales, the chosen experts of a mixture).
-4. *fan*: a cluster absorbs a reader although others read it too, if they can wait for it (the two results of an LSTM cell).
+4. *fan*: a cluster absorbs a reader although others read it too, if they can wait for it (the two results of an LSTM cell), or do anyway (the
+   scales of rows, and the rows rounded by them).
 5. *siblings*: small clusters that wait for the same become one (the lookups of a recommender).
 """
 
@@ -17,11 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autosched.capture.draft import Draft
+from autosched.capture.draft import Draft, Node
 from autosched.capture.merging import Merging
 from autosched.capture.passes.timing import products_us
 from autosched.capture.region_kinds import RegionKind, is_slow_alone, kind_of, makes_each_by_itself, matrix_read
 from autosched.capture.traffic import bytes_read, bytes_written, footprint, is_view
+from autosched.core.byte_products import INT_MM, byte_product, whole_views
 
 # Orders of magnitude, like those of ``passes.timing``: what a launch costs, and how many bytes move in a microsecond.
 _LAUNCH_US = 4.0
@@ -33,6 +36,7 @@ _MOST_CALLS = 96
 def fuse_regions(draft: Draft) -> int:
     """Partition an observed draft, whose views are sunk, into regions; returns how many operators disappeared."""
     partition = _Partition(draft)
+    partition.products()
     partition.cones()
     partition.epilogues()
     partition.matrices()
@@ -57,6 +61,8 @@ class _Partition(Merging):
                     last_touch[storage] = index
         self.work = {index: _LAUNCH_US + self._bare_work(index) for index in self.members}
         self.start: dict[int, float] = {}
+        # Anchors that absorb no more.
+        self.closed: set[int] = set()
         self._time()
 
     def _time(self) -> None:
@@ -89,6 +95,25 @@ class _Partition(Merging):
     def _finish(self, index: int) -> float:
         return self._start(index) + self.work[index]
 
+    def products(self) -> None:
+        """Rule 0. Nobody else reads what is made from the product, so nothing that the others read waits for it."""
+        draft = self._draft
+        if (draft.target or draft.device.type) != "cpu":
+            return
+        region_of = {node: index for index, region in self.members.items() for node in region}
+        views, readers, kept = whole_views(draft.nodes, draft.specs), draft.users(), set(draft.output_values())
+        for index in sorted(self.members):
+            anchor = next((node for node in self.members.get(index, ()) if node.target == INT_MM), None)
+            found = byte_product(anchor, draft.specs, views, readers, kept) if anchor is not None else None
+            if found is None or self.kind[index] is not RegionKind.ANCHOR:
+                continue
+            regions = list(dict.fromkeys(region_of[node] for node in found.path if isinstance(node, Node)))
+            if all(self._count(item) == 1 for item in regions):
+                for item in regions[1:]:
+                    self.merge(index, item)
+                self.closed.add(index)
+        self._time()
+
     def cones(self) -> None:
         """Rule 1, from the outputs to the inputs."""
         for index in sorted(self.members, reverse=True):
@@ -109,7 +134,8 @@ class _Partition(Merging):
         for index in sorted(self.members):
             if index not in self.members or self.kind[index] is not RegionKind.CLUSTER:
                 continue
-            anchors = [item for item in self.before[index] if self.kind[item] is RegionKind.ANCHOR and self.after[item] == {index}]
+            open_anchors = (item for item in self.before[index] if self.kind[item] is RegionKind.ANCHOR and item not in self.closed)
+            anchors = [item for item in open_anchors if self.after[item] == {index}]
             for anchor in sorted(anchors, key=lambda item: (-self._finish(item), item)):
                 if self._suits(anchor, index) and self._worth(anchor, index):
                     self.merge(anchor, index)
@@ -144,11 +170,13 @@ class _Partition(Merging):
                 continue
             own = self._bare_work(index)
             for item in sorted(self.before[index], key=lambda item: (-self._finish(item), item)):
-                if self.kind[item] is RegionKind.ALONE or not self._convex(item, index) or not self._suits(item, index):
+                if self.kind[item] is RegionKind.ALONE or item in self.closed or not self._convex(item, index) or not self._suits(item, index):
                     continue
                 if self.kind[item] is RegionKind.ANCHOR and self._count(item) + self._count(index) > _MOST_CALLS // 4:
                     continue
-                delay = own + max(0.0, self._start(index) - self._finish(item))
+                # Those that read this one, too, wait for it anyway.
+                waiting = self.after[item] - {index} - self.after[index]
+                delay = own + max(0.0, self._start(index) - self._finish(item)) if waiting else 0.0
                 if delay <= self._saved(item, index) and self._worth(item, index):
                     self.merge(item, index)
                     self._forget(item)

@@ -13,7 +13,7 @@ using Half = uint16_t;
 using Halves = Half __attribute__((vector_size(kLanes * sizeof(Half))));
 
 // As Python numbers them.
-enum class Format : int64_t { kFloat32, kBfloat16, kFloat16 };
+enum class Format : int64_t { kFloat32, kBfloat16, kFloat16, kInt32 };
 
 // As whole numbers. Compilers take several instructions for it if they are not told which one to take.
 Bits wide(Halves halves) {

@@ -164,11 +164,26 @@ __attribute__((visibility("default"))) void autosched_halves_bias(
   multiply_halves(source, made, bias, weights, numbers);
 }
 
-__attribute__((visibility("default"))) void autosched_bytes(
-    [[maybe_unused]] const int8_t* source, [[maybe_unused]] int32_t* made, [[maybe_unused]] const Half* weights, [[maybe_unused]] const int64_t* numbers) {
-#if defined(AUTOSCHED_BYTES)
-  multiply_bytes(source, made, weights, numbers);
-#endif
+__attribute__((visibility("default"))) void autosched_bytes0(const int8_t* source, void* made, const Half* weights, const int64_t* numbers) {
+  multiply_bytes(source, made, nullptr, weights, numbers);
+}
+
+__attribute__((visibility("default"))) void autosched_bytes1(
+    const int8_t* source, void* made, const void* one, const Half* weights, const int64_t* numbers) {
+  const void* const beside[] = {one};
+  multiply_bytes(source, made, beside, weights, numbers);
+}
+
+__attribute__((visibility("default"))) void autosched_bytes2(
+    const int8_t* source, void* made, const void* one, const void* two, const Half* weights, const int64_t* numbers) {
+  const void* const beside[] = {one, two};
+  multiply_bytes(source, made, beside, weights, numbers);
+}
+
+__attribute__((visibility("default"))) void autosched_bytes3(
+    const int8_t* source, void* made, const void* one, const void* two, const void* three, const Half* weights, const int64_t* numbers) {
+  const void* const beside[] = {one, two, three};
+  multiply_bytes(source, made, beside, weights, numbers);
 }
 
 __attribute__((visibility("default"))) void autosched_chain(const float* picture, float* made, const float* weights, const int64_t* numbers) {

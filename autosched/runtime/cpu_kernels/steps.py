@@ -24,11 +24,12 @@ from autosched.core.program import Call
 from autosched.core.variants import Variant
 from autosched.runtime.calls import Kernel, Slots, compile_call
 from autosched.runtime.cpu_kernels import attention, chain, direct, pooling, recurrent, winograd
+from autosched.runtime.cpu_kernels.byte_linear import ByteLinear, geometry_of_bytes, may_be_bytes, read_bytes
 from autosched.runtime.cpu_kernels.convolution import Convolution
 from autosched.runtime.cpu_kernels.following import read_product
 from autosched.runtime.cpu_kernels.library import Entry, Library, kernel_library, kernels_built, kernels_obstacle
 from autosched.runtime.cpu_kernels.linear import Linear, geometry_of_halves, may_be_linear
-from autosched.runtime.cpu_kernels.weights import in_blocks, of_halves, summed, transformed
+from autosched.runtime.cpu_kernels.weights import in_blocks, of_bytes, of_halves, summed, transformed
 from autosched.runtime.examples import example_of, same_strides
 from autosched.runtime.inductor.common import Refused, first_line
 from autosched.runtime.instructions import (
@@ -52,7 +53,7 @@ Weights = MutableMapping[tuple[tuple[int, ...], int, bool, int], torch.Tensor]
 """Weights as a kernel multiplies with them: by the values that hold them otherwise, the variant, whether they are turned, and groups."""
 
 
-Computed = Convolution | chain.Chain | Linear | recurrent.Recurrence | attention.Attention | pooling.Pooling
+Computed = Convolution | chain.Chain | Linear | ByteLinear | recurrent.Recurrence | attention.Attention | pooling.Pooling
 """What a kernel computes in the place of a call, or of two."""
 
 
@@ -95,11 +96,25 @@ def _beside(item: Convolution | Linear) -> tuple[bool, bool]:
     return item.bias is not None, item.residual is not None
 
 
-def _factors(item: Linear, weights: list[torch.Tensor], library: Library) -> torch.Tensor:
+def _factors(item: Linear | ByteLinear, weights: list[torch.Tensor], library: Library) -> torch.Tensor:
+    if isinstance(item, ByteLinear):
+        return of_bytes(weights[0].t(), library.lanes)
     weight = weights[0].t() if item.turned else weights[0]
     if item.in_halves:
         return of_halves(weight, library.lanes, pairs=library.pairs and item.dtype == "bfloat16")
     return in_blocks(weight.t().unsqueeze(0), library.lanes)
+
+
+def _sizes(item: Linear | ByteLinear, graph: OpGraph, width: int) -> torch.Tensor:
+    if isinstance(item, ByteLinear):
+        return geometry_of_bytes(item, width)
+    return geometry_of_halves(item, width) if item.in_halves else direct.geometry_of_linear(item, width)
+
+
+def _multiplying(library: Library, item: Linear | ByteLinear) -> Entry:
+    if isinstance(item, ByteLinear):
+        return library.bytes[len(item.beside)]
+    return library.halves[item.bias is not None] if item.in_halves else library.direct[_beside(item)]
 
 
 _POOLING = _Way(
@@ -140,8 +155,8 @@ WAYS: Mapping[int, _Way] = {
         "AUTOSCHED_PRODUCTS",
         lambda call, graph, calls: read_product(call, graph, calls.calls, calls.writes, calls.windows),
         _factors,
-        lambda item, graph, width: geometry_of_halves(item, width) if item.in_halves else direct.geometry_of_linear(item, width),
-        lambda library, item: library.halves[item.bias is not None] if item.in_halves else library.direct[_beside(item)],
+        _sizes,
+        _multiplying,
         "only products of some rows with constant weights, in float32 or sixteen bits, and a vector of outputs or more, are computed so",
     ),
     Variant.OWN_RECURRENCE: _Way(
@@ -184,7 +199,7 @@ def own_variants(operator: Operator, graph: OpGraph) -> tuple[Variant, ...]:
         found.append(Variant.OWN_CONVOLUTION)
     if chain.may_be_chain(operator, graph):
         found.append(Variant.OWN_CHAIN)
-    if may_be_linear(operator, graph):
+    if may_be_linear(operator, graph) or may_be_bytes(operator, graph):
         found.append(Variant.OWN_PRODUCT)
     if recurrent.may_be_recurrent(operator, graph):
         found.append(Variant.OWN_RECURRENCE)
@@ -223,13 +238,15 @@ def own_kernel(operator: Operator, bound: BoundProgram, width: int, variant: int
     library = kernel_library()
     if isinstance(library, str):
         return Refused(library)
-    calls = _calls(bound.kernels[operator.index], operator)
-    if calls is None:
-        return Refused("what this operator does besides is not known here")
     graph = bound.program.graph
-    found = _found(calls, way, graph)
+    read = _read(bound.kernels[operator.index], operator, variant, graph)
+    if read is None:
+        return Refused("what this operator does besides is not known here")
+    calls, found = read
     if not found:
         return Refused(way.only)
+    if not library.bytes and any(isinstance(item, ByteLinear) for item in found.values()):
+        return Refused("the processor has no instructions for products in eight bits (AVX512-VNNI)")
     if any(slot <= FIRST_SCRATCH for call in calls.calls if call not in found for slot in (*call.reads(), *call.outputs)):
         return Refused("what this operator does besides has memory of its own")
     steps: list[Kernel] = []
@@ -264,10 +281,10 @@ def without_replaced(bound: BoundProgram, replaced: Mapping[int, int]) -> Slots:
     gone: set[int] = set()
     others = {value for operator in graph.operators if operator.index not in replaced for value in operator.reads}
     for index, variant in sorted(replaced.items()):
-        calls = _calls(bound.kernels[index], graph.operators[index])
-        if calls is None:
+        read = _read(bound.kernels[index], graph.operators[index], variant, graph)
+        if read is None:
             continue
-        found = _found(calls, WAYS[variant], graph)
+        calls, found = read
         gone.update(value for item in found.values() for value in item.replaced)
         # The weights of one may be the rows of another.
         others.update(slot for item in found.values() for slot in _tensors(item))
@@ -290,6 +307,14 @@ class _Calls:
         """The calls that make what ``call`` reads and nobody else."""
         others = {value for other in self.calls if other is not call for value in other.reads()}.union(self.writes)
         return {value: other for other in self.calls for value in other.outputs if value in call.reads() and value not in others}
+
+
+def _read(kernel: Kernel, operator: Operator, variant: int, graph: OpGraph) -> tuple[_Calls, Mapping[Call, Computed]] | None:
+    """What ``kernel`` does for ``operator``, if it is nothing else, and what of it is computed by ``variant``."""
+    if variant == Variant.OWN_PRODUCT and (whole := read_bytes(operator, graph)) is not None:
+        return _Calls(operator.calls, {}, operator.writes), dict([whole])
+    calls = _calls(kernel, operator)
+    return None if calls is None else (calls, _found(calls, WAYS[variant], graph))
 
 
 def _calls(kernel: Kernel, operator: Operator) -> _Calls | None:
@@ -316,7 +341,7 @@ def _found(calls: _Calls, way: _Way, graph: OpGraph) -> dict[Call, Computed]:
 
 def _done_with(found: Mapping[Call, Computed]) -> set[Call]:
     """The calls that need not run, since what they make is part of what others compute."""
-    return {call for item in found.values() if isinstance(item, chain.Chain | Convolution | Linear) for call in item.before}
+    return {call for item in found.values() if isinstance(item, chain.Chain | Convolution | Linear | ByteLinear) for call in item.before}
 
 
 def _packed(

@@ -90,6 +90,21 @@ def of_halves(weight: torch.Tensor, lanes: int, *, pairs: bool) -> torch.Tensor:
     return in_blocks(moved.t().unsqueeze(0), lanes)
 
 
+def of_bytes(weight: torch.Tensor, lanes: int) -> torch.Tensor:
+    """``weight`` in eight bits, ``[features, channels]``, as ``byte_products.h`` reads it: four channels of a feature side by side.
+
+    Args:
+        lanes: float32 numbers in a vector.
+
+    Returns:
+        int32, one dimension: blocks as of :func:`transformed`, and behind them -128 times the sum of each feature, for whole vectors of them.
+    """
+    features = weight.shape[0]
+    sums = torch.zeros(-(-features // lanes) * lanes, dtype=torch.int32, device="cpu")
+    sums[:features] = weight.sum(1, dtype=torch.int32) * -128
+    return torch.cat([in_blocks(weight.contiguous().view(torch.int32).t().unsqueeze(0), lanes), sums])
+
+
 def in_blocks(factors: torch.Tensor, lanes: int) -> torch.Tensor:
     """``factors``, ``[products, channels, features]``, as ``products.h`` reads them: see :func:`transformed`.
 
