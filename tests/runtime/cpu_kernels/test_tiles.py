@@ -35,7 +35,9 @@ def tiles(request: pytest.FixtureRequest, kernel: None, monkeypatch: pytest.Monk
         pytest.skip("the processor does not multiply pairs of numbers in bfloat16")
     if request.param == "emulated":
         plain = kernels_recipe()
-        recipe = replace(plain, compile=(*plain.compile, "-DAUTOSCHED_EMULATED_TILES"))
+        # Compiled in half the time.
+        plainly = tuple("-O1" if option == "-O3" else option for option in plain.compile)
+        recipe = replace(plain, compile=(*plainly, "-DAUTOSCHED_EMULATED_TILES"))
         made = recipe.find() or recipe.make(120.0)
         assert not isinstance(made, str), made
         mine = library._loaded(made)
