@@ -2,7 +2,7 @@
 // multiplies four numbers of a kind without signs with four that have them (AVX512-VNNI). Four channels move as two in sixteen bits do.
 #pragma once
 
-#include "half_products.h"
+#include "half_sums.h"
 
 namespace {
 

@@ -3,12 +3,15 @@
 // threads.
 #pragma once
 
+#include "formats.h"
 #include "parallel.h"
+#include "products.h"
 #include "scores.h"
 #include "scratch.h"
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 namespace {
 
@@ -38,6 +41,15 @@ class AskingFew {
  private:
   // Vectors of features that results are added up in at a time.
   static constexpr int kVectors = 4;
+
+  // Rows of keys or values lie apart where those of other heads are between them, so that processors do not foresee which come next. In float32 each
+  // of them takes so long that nothing is gained.
+  static void fetch(const Number* from, int64_t apart, int64_t count) {
+    if constexpr (!std::is_same_v<Numbers, Float32>) {
+      constexpr int64_t kAhead = 16, kInLine = kLine / static_cast<int64_t>(sizeof(Number));
+      for (int64_t place = 0; place < count; place += kInLine) __builtin_prefetch(from + kAhead * apart + place, 0, 2);
+    }
+  }
 
   void all(int64_t item, int64_t shared, float* scores, int64_t apart) const {
     const int64_t rows = g.sharing * g.queries, first_head = shared * g.sharing;
@@ -94,7 +106,18 @@ class AskingFew {
     Vector sums[kFour] = {};
     const Number* from[kFour];
     for (int64_t place = 0; place < kFour; ++place) from[place] = keys + std::min(place, count - 1) * g.key.row_stride;
+    for (int64_t place = 0; place < kFour; ++place) fetch(from[place], g.key.row_stride, g.width);
     int64_t channel = 0;
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<Numbers, Bfloat16>) {
+      for (; channel + 2 * kLanes <= g.width; channel += 2 * kLanes) {
+        const auto numbers = reinterpret_cast<__m512bh>(_mm512_loadu_si512(asking + channel));
+        for (int place = 0; place < kFour; ++place) {
+          sums[place] = _mm512_dpbf16_ps(sums[place], numbers, reinterpret_cast<__m512bh>(_mm512_loadu_si512(from[place] + channel)));
+        }
+      }
+    }
+#endif
     for (; channel + kLanes <= g.width; channel += kLanes) {
       const Vector numbers = Numbers::load(asking + channel);
       for (int place = 0; place < kFour; ++place) sums[place] = multiply_add(Numbers::load(from[place] + channel), numbers, sums[place]);
@@ -105,7 +128,20 @@ class AskingFew {
         sums[place] = multiply_add(Numbers::load(from[place] + channel, g.width - channel), numbers, sums[place]);
       }
     }
-    store(to, totals(quarter(sums[0]), quarter(sums[1]), quarter(sums[2]), quarter(sums[3])) * (number_of(g.scale) - Four{}));
+    store(to, totals(sums) * (number_of(g.scale) - Four{}));
+  }
+
+  static Four totals(const Vector (&sums)[kFour]) {
+#if defined(__AVX512F__)
+    // A quarter has some of each sum, then all of a quarter's own of each; then quarters are added.
+    const Vector low = _mm512_unpacklo_ps(sums[0], sums[1]) + _mm512_unpackhi_ps(sums[0], sums[1]);
+    const Vector high = _mm512_unpacklo_ps(sums[2], sums[3]) + _mm512_unpackhi_ps(sums[2], sums[3]);
+    const Vector all = _mm512_shuffle_ps(low, high, 0x44) + _mm512_shuffle_ps(low, high, 0xee);
+    const Vector halves = all + static_cast<Vector>(_mm512_shuffle_f32x4(all, all, 0x4e));
+    return _mm512_castps512_ps128(halves) + _mm512_castps512_ps128(_mm512_shuffle_f32x4(halves, halves, 0x1));
+#else
+    return totals(quarter(sums[0]), quarter(sums[1]), quarter(sums[2]), quarter(sums[3]));
+#endif
   }
 
   // Lanes added to lanes, until four are left.
@@ -129,19 +165,28 @@ class AskingFew {
   void summed_up(const float* shares, int64_t apart, const Number* values, int64_t feature, int64_t count, Number* const (&to)[Rows]) const {
     const int64_t features = g.features - feature;
     Vector sums[Rows][Vectors] = {};
+    constexpr bool kPairs = Vectors > 1;  // of vectors, in whatever order their numbers are read
     for (int64_t place = 0; place < count; ++place) {
       const Number* const numbers = values + place * g.value.row_stride + feature;
+      if (Vectors > 1) fetch(numbers, g.value.row_stride, Vectors * kLanes);
+      Vector there[Vectors];
+      if constexpr (kPairs) {
+#pragma GCC unroll 2
+        for (int pair = 0; pair < Vectors; pair += 2) Numbers::load_two(numbers + pair * kLanes, there[pair], there[pair + 1]);
+      } else {
+        there[0] = Numbers::load(numbers, features);
+      }
 #pragma GCC unroll 4
       for (int vector = 0; vector < Vectors; ++vector) {
-        const Vector there = Vectors > 1 ? Numbers::load(numbers + vector * kLanes) : Numbers::load(numbers, features);
 #pragma GCC unroll 2
-        for (int row = 0; row < Rows; ++row) sums[row][vector] = multiply_add(there, spread(shares[row * apart + place]), sums[row][vector]);
+        for (int row = 0; row < Rows; ++row) sums[row][vector] = multiply_add(there[vector], spread(shares[row * apart + place]), sums[row][vector]);
       }
     }
     for (int row = 0; row < Rows; ++row) {
-      for (int vector = 0; vector < Vectors; ++vector) {
-        Number* const there = to[row] + feature + vector * kLanes;
-        Vectors > 1 ? Numbers::store(there, sums[row][vector]) : Numbers::store(there, sums[row][vector], features);
+      if constexpr (kPairs) {
+        for (int pair = 0; pair < Vectors; pair += 2) Numbers::store_two(to[row] + feature + pair * kLanes, sums[row][pair], sums[row][pair + 1]);
+      } else {
+        Numbers::store(to[row] + feature, sums[row][0], features);
       }
     }
   }

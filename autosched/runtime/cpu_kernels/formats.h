@@ -95,14 +95,38 @@ struct Sixteen {
   }
 };
 
-using Bfloat16 = Sixteen<Bfloat16Bits>;
-using Float16 = Sixteen<Float16Bits>;
+// Two vectors of numbers side by side, one behind the other.
+template <typename Numbers>
+struct OneByOne : Numbers {
+  using Number = typename Numbers::Number;
 
-struct Float32 {
+  static void load_two(const Number* from, Vector& one, Vector& other) { one = Numbers::load(from), other = Numbers::load(from + kLanes); }
+  static void store_two(Number* to, Vector one, Vector other) { Numbers::store(to, one), Numbers::store(to + kLanes, other); }
+};
+
+// Of pairs the first numbers, then the second: a shift for one, and nothing but zeros in the lower half for the other, make them float32.
+struct Bfloat16 : Sixteen<Bfloat16Bits> {
+  static void load_two(const Half* from, Vector& one, Vector& other) {
+    Bits both;
+    std::memcpy(&both, from, sizeof(both));
+    one = reinterpret_cast<Vector>(both << 16), other = reinterpret_cast<Vector>(both & static_cast<int32_t>(0xffff0000));
+  }
+
+  static void store_two(Half* to, Vector one, Vector other) {
+    const Bits both = wide(Bfloat16Bits::narrowed(one)) | (wide(Bfloat16Bits::narrowed(other)) << 16);
+    std::memcpy(to, &both, sizeof(both));
+  }
+};
+
+using Float16 = OneByOne<Sixteen<Float16Bits>>;
+
+struct Float32s {
   using Number = float;
   static Vector load(const float* from, int64_t count = kLanes) { return load_some(from, count); }
   static void store(float* to, Vector value, int64_t count = kLanes) { store_some(to, value, count); }
 };
+
+using Float32 = OneByOne<Float32s>;
 
 // ``count`` numbers side by side.
 template <typename Numbers>

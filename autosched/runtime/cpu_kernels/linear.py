@@ -204,7 +204,7 @@ def _worthwhile(dtype: str, rows: int, channels: int, features: int) -> bool:
 
 
 def geometry_of_halves(linear: Linear, width: int) -> torch.Tensor:
-    """Numbers in the order of ``HalfLayer`` in ``half_products.h``, int64."""
+    """Numbers in the order of ``HalfLayer`` in ``half_sums.h``, int64."""
     sizes = (linear.rows, linear.channels, linear.features, FORMATS[linear.dtype])
     return torch.tensor((width, *sizes, *linear.follows.numbers()), dtype=torch.int64, device="cpu")
 
