@@ -225,7 +225,7 @@ def _native_lanes() -> Finding:
 
 def _own_kernels() -> Finding:
     from autosched.runtime.cpu_kernels.library import kernel_library, kernels_built
-    from autosched.runtime.cpu_kernels.steps import WAYS, missing_kernel
+    from autosched.runtime.cpu_kernels.ways import WAYS, missing_kernel
 
     why = next(filter(None, map(missing_kernel, WAYS)), "")
     if not why and kernels_built() and isinstance(found := kernel_library(), str):

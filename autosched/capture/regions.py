@@ -10,8 +10,8 @@ again. So two branches that could run at the same time stay apart unless they ar
 2. *epilogue*: an anchor absorbs the cluster that alone reads it, with residual inputs that are ready before.
 3. *matrix*: a product of one row absorbs the cluster that makes its matrix, if nobody else reads that (numbers of few bits and their
    scales, the chosen experts of a mixture).
-4. *fan*: a cluster absorbs a reader although others read it too, if they can wait for it (the two results of an LSTM cell), or do anyway (the
-   scales of rows, and the rows rounded by them).
+4. *fan*: a cluster absorbs a reader although others read it too, if they can wait for it (the two results of an LSTM cell), or do so
+   anyway (the scales of rows, and the rows rounded by them).
 5. *siblings*: small clusters that wait for the same become one (the lookups of a recommender).
 """
 
@@ -134,7 +134,7 @@ class _Partition(Merging):
         for index in sorted(self.members):
             if index not in self.members or self.kind[index] is not RegionKind.CLUSTER:
                 continue
-            open_anchors = (item for item in self.before[index] if self.kind[item] is RegionKind.ANCHOR and item not in self.closed)
+            open_anchors = (item for item in self.before[index] - self.closed if self.kind[item] is RegionKind.ANCHOR)
             anchors = [item for item in open_anchors if self.after[item] == {index}]
             for anchor in sorted(anchors, key=lambda item: (-self._finish(item), item)):
                 if self._suits(anchor, index) and self._worth(anchor, index):
@@ -170,7 +170,12 @@ class _Partition(Merging):
                 continue
             own = self._bare_work(index)
             for item in sorted(self.before[index], key=lambda item: (-self._finish(item), item)):
-                if self.kind[item] is RegionKind.ALONE or item in self.closed or not self._convex(item, index) or not self._suits(item, index):
+                if (
+                    self.kind[item] is RegionKind.ALONE
+                    or item in self.closed
+                    or not self._convex(item, index)
+                    or not self._suits(item, index)
+                ):
                     continue
                 if self.kind[item] is RegionKind.ANCHOR and self._count(item) + self._count(index) > _MOST_CALLS // 4:
                     continue

@@ -1,12 +1,11 @@
 """Products of whole numbers in eight bits, and what makes numbers of their sums: scales of rows and of features, a bias, an activation.
 
-Layers whose rows are rounded to eight bits as they come end so (torchao's ``Int8DynamicActivationInt8WeightConfig``). One kernel does all of it
-without writing the sums.
+Layers whose rows are rounded to eight bits as they come end so (torchao's ``Int8DynamicActivationInt8WeightConfig``). One kernel does all
+of it without writing the sums.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,9 +14,14 @@ from autosched.core.graph import TensorSpec
 from autosched.core.program import Ref
 
 INT_MM = "aten::_int_mm.default"
-_VIEWS = frozenset({"aten::view.default", "aten::_unsafe_view.default", "aten::reshape.default", "aten::unsqueeze.default", "aten::squeeze.dim"})
+_VIEWS = frozenset(
+    f"aten::{name}" for name in ("view.default", "_unsafe_view.default", "reshape.default", "unsqueeze.default", "squeeze.dim")
+)
 _COPIES = frozenset({"aten::_to_copy.default"})
-_ACTIVATIONS = {"aten::relu.default": "relu", "aten::silu.default": "swish", "aten::gelu.default": "gelu"}
+_ACTIVATIONS = {
+    "aten::relu.default": "relu", "aten::silu.default": "swish", "aten::sigmoid.default": "sigmoid", "aten::tanh.default": "tanh",
+    "aten::gelu.default": "gelu",
+}  # fmt: skip
 _MADE = frozenset({"float32", "bfloat16", "float16"})
 
 
@@ -25,15 +29,19 @@ class AnyCall(Protocol):
     """A call of a program or of a draft."""
 
     @property
-    def target(self) -> str: ...
+    def target(self) -> str:
+        """``namespace::name.overload``."""
 
     @property
-    def args(self) -> tuple[object, ...]: ...
+    def args(self) -> tuple[object, ...]:
+        """Those given by position."""
 
     @property
-    def outputs(self) -> tuple[int, ...]: ...
+    def outputs(self) -> tuple[int, ...]:
+        """Value of each tensor returned; -1 where it is not used."""
 
-    def reads(self) -> tuple[int, ...]: ...
+    def reads(self) -> tuple[int, ...]:
+        """Value of every tensor argument, in order, without repetition."""
 
 
 @dataclass(slots=True)
@@ -66,7 +74,11 @@ class ByteProduct:
 
 
 def byte_product(
-    product: AnyCall, specs: Mapping[int, TensorSpec], views: Mapping[int, int], readers: Mapping[int, Sequence[AnyCall]], kept: Collection[int]
+    product: AnyCall,
+    specs: Mapping[int, TensorSpec],
+    views: Mapping[int, int],
+    readers: Mapping[int, Sequence[AnyCall]],
+    kept: Collection[int],
 ) -> ByteProduct | None:
     """``product``, an ``_int_mm``, and what follows as long as nobody else reads what it is made from.
 

@@ -27,7 +27,7 @@ from autosched.runtime.binding import Binder
 from autosched.runtime.bundle.format import Bundle, label_of, printable, read_bundles
 from autosched.runtime.calling_threads import calling_threads
 from autosched.runtime.cpu_kernels.library import kernel_library
-from autosched.runtime.cpu_kernels.steps import WAYS
+from autosched.runtime.cpu_kernels.ways import WAYS
 from autosched.runtime.current_device import current_index
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport, ShapeReport
 from autosched.runtime.host_key import cpu_device_key, software_key

@@ -20,7 +20,7 @@ from autosched.core.records import DeviceKey, Engine, SoftwareKey
 from autosched.core.variants import Variant
 from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.calls import resolve
-from autosched.runtime.cpu_kernels.steps import missing_kernel
+from autosched.runtime.cpu_kernels.ways import missing_kernel
 from autosched.runtime.host_key import LOW_PRECISION, numerics_key
 from autosched.runtime.native.build import obstacle
 

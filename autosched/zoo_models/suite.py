@@ -13,6 +13,7 @@ OWN = {
     "moe": "two blocks of eight dense experts",
     "decoder": "one step of decoding with a cache of 512 tokens that each call changes",
     "decoder_int8": "the same with the weights of its products in eight bits, as quantizing them alone leaves them",
+    "encoder_int8": "a text encoder whose products are of eight bits, weights and rows alike, 32 tokens",
     "toy": "a small branchy convolution net, for trying things out",
 }
 TORCHVISION = ("googlenet", "inception_v3", "squeezenet1_1", "resnet50", "mobilenet_v2", "densenet121", "densenet201", "resnext50_32x4d")

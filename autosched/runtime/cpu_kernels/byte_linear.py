@@ -104,10 +104,10 @@ def _linear(found: ByteProduct, graph: OpGraph, before: tuple[Call, ...]) -> Byt
     specs = [value.spec for value in graph.values]
     dtype, follows = specs[found.made].dtype, follows_of(found.activation, None, found.algorithm)
     weight = graph.values[found.weight]
-    kinds = ((found.of_rows, "float32"), (found.of_features, dtype), (found.bias, dtype))
-    if follows is None or weight.role is not ValueRole.CONSTANT or any(slot is not None and not is_dense(specs[slot], kind) for slot, kind in kinds):
+    of_kinds = ((found.source, "int8"), (found.of_rows, "float32"), (found.of_features, dtype), (found.bias, dtype))
+    if follows is None or any(slot is not None and not is_dense(specs[slot], kind) for slot, kind in of_kinds):
         return None
-    if not is_dense(specs[found.source], "int8") or weight.spec.dtype != "int8" or not 1 <= found.rows <= _MOST_ROWS:
+    if weight.role is not ValueRole.CONSTANT or weight.spec.dtype != "int8" or not 1 <= found.rows <= _MOST_ROWS:
         return None
     if found.channels < _LEAST_CHANNELS or found.channels % _FOUR or found.features < _LEAST_FEATURES:
         return None

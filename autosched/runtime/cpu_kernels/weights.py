@@ -97,7 +97,7 @@ def of_bytes(weight: torch.Tensor, lanes: int) -> torch.Tensor:
         lanes: float32 numbers in a vector.
 
     Returns:
-        int32, one dimension: blocks as of :func:`transformed`, and behind them -128 times the sum of each feature, for whole vectors of them.
+        int32, one dimension: blocks as of :func:`transformed`; behind them -128 times the sum of each feature, for whole vectors of them.
     """
     features = weight.shape[0]
     sums = torch.zeros(-(-features // lanes) * lanes, dtype=torch.int32, device="cpu")

@@ -27,7 +27,8 @@ from autosched.core.program_json import encode_program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.variants import WHOLE, Lowering, Variant
 from autosched.runtime.calls import Kernel, Slots, compile_call
-from autosched.runtime.cpu_kernels.steps import WAYS, Weights, own_kernel, without_replaced
+from autosched.runtime.cpu_kernels.steps import Weights, own_kernel, without_replaced
+from autosched.runtime.cpu_kernels.ways import WAYS
 from autosched.runtime.cuda import blas_lt, cudnn_fused, sm_share
 from autosched.runtime.host_key import numerics_key
 from autosched.runtime.inductor.common import Refused

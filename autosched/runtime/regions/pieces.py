@@ -16,7 +16,7 @@ from autosched.core.custom_operators import is_custom
 from autosched.core.graph import Operator, OpGraph, kernel_signature
 from autosched.core.program import Call, Program
 from autosched.core.variants import WHOLE, Lowering, Variant
-from autosched.runtime.cpu_kernels.steps import WAYS, own_variants
+from autosched.runtime.cpu_kernels.ways import WAYS, own_variants
 from autosched.runtime.cuda import blas_lt, cudnn_fused, sm_share
 from autosched.runtime.regions.row_products import has_row_product, is_row_product
 

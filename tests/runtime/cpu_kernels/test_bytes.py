@@ -16,9 +16,10 @@ from autosched.core.variants import Lowering, Variant
 from autosched.runtime.cpu_kernels.library import kernel_library
 from autosched.runtime.cpu_kernels.weights import of_bytes
 from autosched.runtime.instructions import RunKernel, instructions_of
+from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.regions.pieces import offered_variants
 from tests.conformance.own_kernels import assert_instructions_and_lanes_agree, bound_with, save_with
-from tests.runtime.cpu_kernels.test_halves import assert_rounded_once
+from tests.runtime.cpu_kernels.test_halves import FOLLOWING, assert_rounded_once
 
 PRODUCT = Variant.OWN_PRODUCT
 
@@ -38,9 +39,11 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 class Rounded(nn.Module):
-    """A linear layer of weights in eight bits and rows that are given so, as a library spells it: what makes numbers of sums is optional."""
+    """A linear layer of weights in eight bits and rows that are given so, as libraries spell it; what makes numbers of sums is optional."""
 
-    def __init__(self, inputs: int, outputs: int, follows: nn.Module | None = None, *, dtype: torch.dtype = torch.float32, without: str = "") -> None:
+    def __init__(
+        self, inputs: int, outputs: int, follows: nn.Module | None = None, *, dtype: torch.dtype = torch.float32, without: str = ""
+    ) -> None:
         super().__init__()
         seeded = torch.Generator().manual_seed(1)
         self.register_buffer("weight", numbers(outputs, inputs, seed=2))
@@ -75,6 +78,10 @@ def exact(model: Rounded, *inputs: torch.Tensor) -> torch.Tensor:
     return made
 
 
+def kernels_of(bound: BoundProgram, index: int) -> list[str]:
+    return [item.name for item in instructions_of(bound.kernels[index]) or () if isinstance(item, RunKernel)]
+
+
 # Rows, inputs, outputs: sums by vectors and, where the processor has them, by tiles; blocks that are not full; few and many of each.
 SHAPES = [(1, 16, 16), (5, 100, 40), (17, 64, 33), (33, 320, 70), (70, 36, 96), (130, 704, 48), (9, 64, 4096), (1100, 128, 24)]
 
@@ -87,26 +94,28 @@ def test_sums_are_exact_whatever_the_number_of_threads(shape: tuple[int, int, in
     found = capture(model, x, lowering=Lowering.REWRITTEN)
     for width in (1, 2, 3):
         bound, [index] = bound_with(found, PRODUCT, width)
-        assert [item.name for item in instructions_of(bound.kernels[index]) or () if isinstance(item, RunKernel)] == ["autosched_bytes0"]
+        assert kernels_of(bound, index) == ["autosched_bytes0"]
         [got] = bound.run(list(x))
         assert got.dtype is torch.int32
         assert torch.equal(got.long(), wanted)
 
 
-@pytest.mark.parametrize("without", [" ".join(left) for count in range(4) for left in itertools.combinations(("rows", "features", "bias"), count)])
+WITHOUT = [" ".join(left) for count in range(4) for left in itertools.combinations(("rows", "features", "bias"), count)]
+
+
+@pytest.mark.parametrize("without", WITHOUT)
 def test_numbers_are_made_as_the_calls_make_them(without: str) -> None:
     model, x = Rounded(72, 50, without=without).eval(), given(2, 13, 72)
     found = capture(model, x, lowering=Lowering.FUSED)
     bound, [index] = bound_with(found, PRODUCT)
-    beside = 3 - len(without.split())
-    assert [item.name for item in instructions_of(bound.kernels[index]) or () if isinstance(item, RunKernel)] == [f"autosched_bytes{beside}"]
+    assert kernels_of(bound, index) == [f"autosched_bytes{3 - len(without.split())}"]
     assert torch.equal(bound.run(list(x))[0], model(*x))
 
 
-@pytest.mark.parametrize("follows", [nn.ReLU(), nn.SiLU(), nn.GELU(), nn.GELU(approximate="tanh")], ids=["relu", "silu", "gelu", "gelu by tanh"])
+@pytest.mark.parametrize("name", FOLLOWING)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_they_are_rounded_once_when_all_is_done(dtype: torch.dtype, follows: nn.Module) -> None:
-    model, x = Rounded(64, 300, follows, dtype=dtype).eval(), given(40, 64)
+def test_they_are_rounded_once_when_all_is_done(dtype: torch.dtype, name: str) -> None:
+    model, x = Rounded(64, 300, FOLLOWING[name], dtype=dtype).eval(), given(40, 64)
     bound, offered = bound_with(capture(model, x, lowering=Lowering.FUSED), PRODUCT)
     assert len(offered) == 1
     [got] = bound.run(list(x))

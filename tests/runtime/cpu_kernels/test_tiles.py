@@ -14,6 +14,7 @@ from autosched.runtime.cpu_kernels import library
 from autosched.runtime.cpu_kernels.library import Library, kernel_library, kernels_recipe
 from tests.conformance.own_kernels import bound_with
 from tests.runtime.cpu_kernels.test_attention import CASES, Net, inputs_of
+from tests.runtime.cpu_kernels.test_bytes import Rounded, given
 from tests.runtime.cpu_kernels.test_halves import FOLLOWING, assert_rounded_once, exact, layer, rows_of
 
 DTYPE = torch.bfloat16
@@ -73,6 +74,15 @@ def test_what_follows_is_done_before_a_result_is_rounded(name: str) -> None:
     bound, offered = bound_with(found, Variant.OWN_PRODUCT)
     assert offered
     assert_rounded_once(bound.run([x])[0], exact(model, x), 2e-6)
+
+
+@pytest.mark.parametrize("shape", [(5, 64, 40), (33, 320, 70), (130, 704, 48), (9, 64, 4096)], ids=str)
+def test_sums_of_whole_numbers_are_exact(shape: tuple[int, int, int]) -> None:
+    rows, inputs, outputs = shape
+    model, x = Rounded(inputs, outputs, without="numbers").eval(), given(rows, inputs)
+    bound, offered = bound_with(capture(model, x, lowering=Lowering.REWRITTEN), Variant.OWN_PRODUCT, 2)
+    assert offered
+    assert torch.equal(bound.run(list(x))[0].long(), x[0].long() @ model.weight.long().t())
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "as far as float32 goes" not in name and "a query" not in name])
