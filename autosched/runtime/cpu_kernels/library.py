@@ -50,7 +50,7 @@ class Library:
         scaled: the same with what channels are multiplied with, before the weights.
         halves: products in sixteen bits: what is read, the result, bias, weights, geometry; by whether there is a bias.
         bytes: products in eight bits: what is read, the result, what is read beside it, weights, geometry; by how much is read beside it.
-            None where the processor has no instructions for them.
+            No entries where the processor has no instructions for them.
         chain: what is read, the result, weights, geometry.
         gru, lstm: what is read, the result, the state before, the cell before (of an LSTM), weights, geometry.
         pooling: what is read, the result, geometry.

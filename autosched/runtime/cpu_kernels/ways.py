@@ -167,7 +167,7 @@ WAYS: Mapping[int, Way] = {
         lambda library, item: library.attention[item.mask is not None],
         "only attention in float32 or sixteen bits, with some queries and not too many keys, is computed so",
     ),
-    Variant.OWNPOOLING: POOLING,
+    Variant.OWN_POOLING: POOLING,
 }
 """By variant."""
 
@@ -196,5 +196,5 @@ def own_variants(operator: Operator, graph: OpGraph) -> tuple[Variant, ...]:
     if attention.may_be_attention(operator, graph):
         found.append(Variant.OWN_ATTENTION)
     if pooling.may_be_pooling(operator, graph):
-        found.append(Variant.OWNPOOLING)
+        found.append(Variant.OWN_POOLING)
     return tuple(found)
