@@ -96,6 +96,16 @@ def _masked_product(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *
     return torch.bmm(weights, value).transpose(0, 1).contiguous().view(QUERIES, BATCH, -1)
 
 
+def _joined_for_the_values(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """As DeBERTa has it, with what a table of places adds."""
+    query, key, value = (x.reshape(BATCH * HEADS, -1, WIDTH) for x in (q, k, v))
+    scores = torch.bmm(query, key.mT / torch.tensor(4.0)) + m.bias.repeat(2, 1, 1)
+    hidden = torch.stack([m.bias[0], -m.bias[0]])[:, None] > 1.0
+    weights = scores.view(BATCH, HEADS, QUERIES, KEYS).masked_fill(hidden, torch.finfo(q.dtype).min).softmax(-1)
+    made = torch.bmm(weights.view(-1, QUERIES, KEYS), value)
+    return joined(made.view(BATCH, HEADS, QUERIES, WIDTH))
+
+
 FOUND: dict[str, tuple[Callable[..., Any], float]] = {
     "plain": (lambda m, q, k, v: joined((q @ k.transpose(-2, -1)).softmax(-1) @ v), 1.0),
     "queries scaled": (lambda m, q, k, v: joined(((q * 0.5) @ k.transpose(-2, -1)).softmax(-1) @ v), 0.5),
@@ -128,6 +138,9 @@ FOUND: dict[str, tuple[Callable[..., Any], float]] = {
         lambda m, q, k, v: joined(torch.where(m.bias > 0, q @ k.mT, -math.inf).softmax(-1) @ v), 1.0),
     "hidden by a number that is filled in": (
         lambda m, q, k, v: joined(torch.where(m.bias > 0, q @ k.mT, torch.full([], -1e9, dtype=q.dtype)).softmax(-1) @ v), 1.0),
+    "heads joined for the values": (_joined_for_the_values, 1.0),
+    "views between": (
+        lambda m, q, k, v: joined((q @ k.mT).flatten(0, 1).softmax(-1).unflatten(0, (BATCH, HEADS)) @ v), 1.0),
     "flat": (_flat, 0.25),
     "flat, a mask in the product": (_masked_product, 0.25),
     "turned by permute": (lambda m, q, k, v: joined((q @ k.permute(0, 1, 3, 2)).softmax(-1) @ v), 1.0),
@@ -299,7 +312,7 @@ LEFT_ALONE: dict[str, Callable[..., Any]] = {
         (q[:1] @ k[:1].mT).view(HEADS, QUERIES, KEYS).softmax(-1), v[0].contiguous()),
     "batches and heads parted otherwise for the values": lambda m, q, k, v: (
         (q @ k.mT).view(HEADS, BATCH, QUERIES, KEYS).softmax(-1) @ v.transpose(0, 1).contiguous()),
-    "another view between": lambda m, q, k, v: joined((q @ k.mT).flatten(0, 1).softmax(-1).unflatten(0, (BATCH, HEADS)) @ v),
+    "other rows between": lambda m, q, k, v: joined((q @ k.mT).softmax(-1).view(BATCH, HEADS, KEYS, QUERIES).mT @ v),
 }  # fmt: skip
 
 

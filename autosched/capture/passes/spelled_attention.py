@@ -115,8 +115,8 @@ class _Finder:
         if product is None:
             return None
         weights, value = product
-        softmax = self._only_used(weights)
-        given = None if softmax is None else _softmax_of(softmax, len(self.draft.specs[weights].shape))
+        softmax = self._behind_views(weights)
+        given = None if softmax is None else _softmax_of(softmax, len(self.draft.specs[softmax.outputs[0]].shape))
         scores = None if given is None else self._scores(given)
         if scores is None:
             return None
@@ -135,6 +135,17 @@ class _Finder:
     def _only_used(self, value: int) -> Node | None:
         """The call that makes ``value``, if one other call reads it and nobody else."""
         return self.producers.get(value) if len(self.users.get(value, ())) == 1 and value not in self.leaving else None
+
+    def _behind_views(self, value: int) -> Node | None:
+        """As :meth:`_only_used`, past views that part or join batches and heads: DeBERTa joins them for the values."""
+        node = self._only_used(value)
+        while node is not None and node.target in RESHAPES:
+            source = node.tensor("self")
+            node = self._only_used(source) if source is not None and self._same_rows(source, value) else None
+        return node
+
+    def _same_rows(self, one: int, other: int) -> bool:
+        return self.draft.specs[one].shape[-2:] == self.draft.specs[other].shape[-2:]
 
     def _scores(self, value: int) -> _Scores | None:
         node = self._only_used(value)
@@ -157,8 +168,7 @@ class _Finder:
         if node.target in RESHAPES:
             source = node.tensor("self")
             # Batches may be parted, as for windows of pictures, and heads joined with them.
-            alike = source is not None and self.draft.specs[source].shape[-2:] == self.draft.specs[value].shape[-2:]
-            return self._scores(source) if alike and source is not None else None
+            return self._scores(source) if source is not None and self._same_rows(source, value) else None
         return None
 
     def _hiding(self, node: Node, value: int) -> _Scores | None:
