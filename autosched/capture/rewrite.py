@@ -21,6 +21,7 @@ from autosched.capture.passes.cpu_linear import pack_cpu_linears
 from autosched.capture.passes.cpu_recurrent import part_cpu_recurrences
 from autosched.capture.passes.cpu_rows import spell_row_products
 from autosched.capture.passes.depthwise import join_depthwise
+from autosched.capture.passes.einsums import spell_einsums
 from autosched.capture.passes.extremes import drop_places
 from autosched.capture.passes.gates import hand_on_gates
 from autosched.capture.passes.identities import drop_identities
@@ -71,6 +72,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("drop_identities", drop_identities),
     Pass("eliminate_common_calls", eliminate_common_calls),
     Pass("fold_constants", fold_constants),
+    Pass("spell_einsums", spell_einsums, changes_values=True, only_on="cpu"),
     Pass("order_token_pictures", order_token_pictures, changes_values=True, only_on="cpu"),
     Pass("join_attention", join_attention, changes_values=True, only_on="cpu"),
     # Results that come as the model goes on need no copy any more, and all layers may have the same mask; nor is a picture enlarged to its

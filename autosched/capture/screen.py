@@ -361,7 +361,8 @@ _ADVICE = (
     ),
     (
         "Unsupported input type",
-        "Give the tensors of that object one by one, to a module around the model that makes the object of them; or make its class a "
+        "Give dict(...) of it, if it is a mapping, as what a tokenizer of transformers returns; or the tensors of that object "
+        "one by one, to a module around the model that makes the object of them; or make its class a "
         "dataclass of a module that can be imported; or keep it in the model, if it holds none",
     ),
     ("ScriptModule", "Give the Python module that was scripted or traced, or convert it with torch.export's TS2EPConverter"),

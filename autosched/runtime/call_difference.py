@@ -109,7 +109,7 @@ def _keys(spec: pytree.TreeSpec) -> list[Any] | None:
 
 def _described(spec: pytree.TreeSpec) -> str:
     if spec.is_leaf():
-        return "a single tensor or value"
+        return "a single tensor, value or object"
     if spec.type is Opened:
         return f"a {read_context(spec.context)[0].kind}"
     title = (spec.context if spec.type is namedtuple else spec.type).__name__

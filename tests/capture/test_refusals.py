@@ -345,7 +345,8 @@ def test_an_object_that_cannot_be_opened_is_refused_with_what_to_give_instead():
         def forward(self, graph):
             return graph.x + 1
 
-    with pytest.raises(UnsupportedGraph, match=r"one by one, to a module around the model.*dataclass of a module that can be imported"):
+    advice = r"dict\(\.\.\.\) of it, .*one by one, to a module around the model.*dataclass of a module that can be imported"
+    with pytest.raises(UnsupportedGraph, match=advice):
         capture(Reads(), (SimpleNamespace(x=torch.randn(2)),))
 
 

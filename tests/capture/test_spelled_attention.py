@@ -27,6 +27,7 @@ class Net(nn.Module):
         super().__init__()
         self.spelled = spelled
         self.bias = nn.Parameter(torch.randn(HEADS, QUERIES, KEYS))
+        self.register_buffer("low", torch.tensor(-1e9))
         self.register_buffer("seen", torch.ones(64, 64).tril()[None, None])
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
@@ -95,6 +96,16 @@ def _masked_product(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *
     return torch.bmm(weights, value).transpose(0, 1).contiguous().view(QUERIES, BATCH, -1)
 
 
+def _joined_for_the_values(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """As DeBERTa has it, with what a table of places adds."""
+    query, key, value = (x.reshape(BATCH * HEADS, -1, WIDTH) for x in (q, k, v))
+    scores = torch.bmm(query, key.mT / torch.tensor(4.0)) + m.bias.repeat(2, 1, 1)
+    hidden = torch.stack([m.bias[0], -m.bias[0]])[:, None] > 1.0
+    weights = scores.view(BATCH, HEADS, QUERIES, KEYS).masked_fill(hidden, torch.finfo(q.dtype).min).softmax(-1)
+    made = torch.bmm(weights.view(-1, QUERIES, KEYS), value)
+    return joined(made.view(BATCH, HEADS, QUERIES, WIDTH))
+
+
 FOUND: dict[str, tuple[Callable[..., Any], float]] = {
     "plain": (lambda m, q, k, v: joined((q @ k.transpose(-2, -1)).softmax(-1) @ v), 1.0),
     "queries scaled": (lambda m, q, k, v: joined(((q * 0.5) @ k.transpose(-2, -1)).softmax(-1) @ v), 0.5),
@@ -115,6 +126,21 @@ FOUND: dict[str, tuple[Callable[..., Any], float]] = {
     "heads parted for a mask": (_heads_parted_for_a_mask, 1.0),
     "heads parted otherwise for a mask": (
         lambda m, q, k, v: joined(((q @ k.mT).view(1, 8, QUERIES, KEYS) + m.bias.repeat(2, 1, 1)).view_as(q @ k.mT).softmax(-1) @ v), 1.0),
+    "hidden by a number": (lambda m, q, k, v: joined((q @ k.mT).masked_fill(m.bias > 0, -1e9).softmax(-1) @ v), 1.0),
+    "added to and hidden": (
+        lambda m, q, k, v: joined(((q @ k.mT) + m.bias).masked_fill(m.bias > 1, -math.inf).softmax(-1) @ v), 1.0),
+    "added to and hidden by a number": (
+        lambda m, q, k, v: joined(((q @ k.mT) + m.bias).masked_fill(m.bias[:1, :, :1] > 0, -1e9).softmax(-1) @ v), 1.0),
+    "hidden where it is chosen": (
+        lambda m, q, k, v: joined(torch.where(m.bias > 0, q @ k.mT * 0.5, torch.finfo(q.dtype).min).softmax(-1) @ v), 0.5),
+    "hidden where it is not chosen": (lambda m, q, k, v: joined(torch.where(m.bias > 0, -1e4, q @ k.mT).softmax(-1) @ v), 1.0),
+    "hidden by minus infinity where it is chosen": (
+        lambda m, q, k, v: joined(torch.where(m.bias > 0, q @ k.mT, -math.inf).softmax(-1) @ v), 1.0),
+    "hidden by a number that is filled in": (
+        lambda m, q, k, v: joined(torch.where(m.bias > 0, q @ k.mT, torch.full([], -1e9, dtype=q.dtype)).softmax(-1) @ v), 1.0),
+    "heads joined for the values": (_joined_for_the_values, 1.0),
+    "views between": (
+        lambda m, q, k, v: joined((q @ k.mT).flatten(0, 1).softmax(-1).unflatten(0, (BATCH, HEADS)) @ v), 1.0),
     "flat": (_flat, 0.25),
     "flat, a mask in the product": (_masked_product, 0.25),
     "turned by permute": (lambda m, q, k, v: joined((q @ k.permute(0, 1, 3, 2)).softmax(-1) @ v), 1.0),
@@ -139,7 +165,8 @@ def test_it_becomes_one_call(name: str, lowering: Lowering) -> None:
     [call] = attention_of(found)
     assert dict(call.kwargs)["scale"] == pytest.approx(scale)
     others = [call.target for operator in found.program.graph.operators for call in operator.calls]
-    assert not {"aten::softmax.int", "aten::matmul.default", "aten::bmm.default", "aten::masked_fill.Scalar"} & set(others)
+    gone = {"aten::softmax.int", "aten::matmul.default", "aten::bmm.default", "aten::where.ScalarOther"}
+    assert not gone & set(others)
     [got] = bind(found.program, found.constants, "cpu").run(list(inputs))
     with torch.no_grad():
         wanted = model(*inputs)
@@ -160,9 +187,10 @@ def test_a_mask_of_parameters_alone_is_made_once_and_the_results_need_no_copy() 
     assert mask.value in {output for call in found.program.prologue for output in call.outputs}
 
 
-def test_a_causal_mask_that_cannot_change_is_said_so() -> None:
+@pytest.mark.parametrize("low", [-math.inf, -1e9])
+def test_a_causal_mask_that_cannot_change_is_said_so(low: float) -> None:
     def spelled(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return joined((q @ k.mT).masked_fill(q.new_ones(QUERIES, QUERIES).triu(1) > 0, -math.inf).softmax(-1) @ v)
+        return joined((q @ k.mT).masked_fill(q.new_ones(QUERIES, QUERIES).triu(1) > 0, low).softmax(-1) @ v)
 
     [call] = attention_of(capture(Net(spelled).eval(), inputs_of(keys=QUERIES), lowering=Lowering.REWRITTEN))
     assert call.args[3:] == (None,)
@@ -240,11 +268,13 @@ def _uses_scores_twice(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 LEFT_ALONE: dict[str, Callable[..., Any]] = {
     "weights that leave the model": _returns_weights,
     "scores that are read again": _uses_scores_twice,
-    "hidden by a number": lambda m, q, k, v: joined((q @ k.mT).masked_fill(m.bias > 0, -1e9).softmax(-1) @ v),
+    "hidden by a small number": lambda m, q, k, v: joined((q @ k.mT).masked_fill(m.bias > 0, -100.0).softmax(-1) @ v),
+    "hidden by a number of the model's": lambda m, q, k, v: joined(torch.where(m.bias > 0, q @ k.mT, m.low).softmax(-1) @ v),
+    "hidden by a number, then added to": lambda m, q, k, v: joined(((q @ k.mT).masked_fill(m.bias > 2, -1e9) + m.bias).softmax(-1) @ v),
+    "hidden by others": lambda m, q, k, v: joined(torch.where(m.bias > 0, q @ k.mT, m.bias).softmax(-1) @ v),
     "over the queries": lambda m, q, k, v: joined((q @ k.mT).softmax(-2) @ v),
     "a mask that is scaled": lambda m, q, k, v: joined(((q @ k.mT + m.bias) * 0.5).softmax(-1) @ v),
     "hidden, then scaled": lambda m, q, k, v: joined(((q @ k.mT).masked_fill(m.bias > 0, -math.inf) * 0.5).softmax(-1) @ v),
-    "hidden and added to": lambda m, q, k, v: joined(((q @ k.mT) + m.bias).masked_fill(m.bias > 2, -math.inf).softmax(-1) @ v),
     "a product with a factor": lambda m, q, k, v: _masked_product(m, q, k, v, beta=2),
     "a product with another factor": lambda m, q, k, v: _masked_product(m, q, k, v, alpha=2),
     "added with a factor": lambda m, q, k, v: joined(torch.add(q @ k.mT, m.bias, alpha=2).softmax(-1) @ v),
@@ -282,7 +312,7 @@ LEFT_ALONE: dict[str, Callable[..., Any]] = {
         (q[:1] @ k[:1].mT).view(HEADS, QUERIES, KEYS).softmax(-1), v[0].contiguous()),
     "batches and heads parted otherwise for the values": lambda m, q, k, v: (
         (q @ k.mT).view(HEADS, BATCH, QUERIES, KEYS).softmax(-1) @ v.transpose(0, 1).contiguous()),
-    "another view between": lambda m, q, k, v: joined((q @ k.mT).flatten(0, 1).softmax(-1).unflatten(0, (BATCH, HEADS)) @ v),
+    "other rows between": lambda m, q, k, v: joined((q @ k.mT).softmax(-1).view(BATCH, HEADS, KEYS, QUERIES).mT @ v),
 }  # fmt: skip
 
 
@@ -321,3 +351,20 @@ def test_a_query_that_sees_nothing_gets_zeros() -> None:
     assert len(attention_of(found)) == 1
     assert model(*inputs).isnan().all()
     assert not bind(found.program, found.constants, "cpu").run(list(inputs))[0].any()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_query_from_which_a_number_hides_everything_sees_all_keys_alike(own: bool) -> None:
+    """As in the model: rows of padding that every key is hidden from."""
+
+    def spelled(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = q @ k.mT * 20
+        return joined(scores.masked_fill(torch.cat([q[..., :6, :1] > -9, q[..., 6:, :1] > 0], dim=2), -1e9).softmax(-1) @ v)
+
+    model, inputs = Net(spelled).eval(), inputs_of()
+    found = capture(model, inputs, lowering=Lowering.REWRITTEN)
+    assert len(attention_of(found)) == 1
+    bound = bound_with(found, Variant.OWN_ATTENTION)[0] if own else bind(found.program, found.constants, "cpu")
+    [got] = bound.run(list(inputs))
+    assert torch.allclose(got, model(*inputs), atol=1e-5)
+    assert torch.allclose(got[0, 0], inputs[2][0].mean(1).flatten(), atol=1e-5)

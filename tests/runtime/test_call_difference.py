@@ -30,7 +30,7 @@ def said(given: Any, expected: Any) -> str:
         ),
         (((1,), {"scale": 2}), ((1,), {}), "1 argument by position and 'scale' by name; the schedule was made for 1 .* none by name"),
         ((([1, 2],), {}), (({"a": 1, "b": 2},), {}), "argument 0 is a list of 2; the schedule was made for a dict of 'a', 'b'"),
-        (((1,), {}), (((1, 2),), {}), "argument 0 is a single tensor or value; the schedule was made for a tuple of 2"),
+        (((1,), {}), (((1, 2),), {}), "argument 0 is a single tensor, value or object; the schedule was made for a tuple of 2"),
         (((OrderedDict(a=1),), {}), (({"a": 1},), {}), "is a OrderedDict of 'a'; the schedule was made for a dict of 'a'"),
         ((({"a": 1},), {}), (({"a": 1, "b": 2, "c": 3},), {}), "^argument 0 lacks the keys 'b', 'c'$"),
         (

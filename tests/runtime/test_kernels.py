@@ -129,7 +129,7 @@ def test_a_call_is_flattened_and_mismatches_say_what_was_expected() -> None:
         flatten_inputs(program, ({"x": x.double()},), {"k": 7})
     with pytest.raises(InputMismatch, match=r"\[4, 3\].* Tune for this shape too"):
         flatten_inputs(program, ({"x": torch.zeros(4, 3)},), {"k": 7})
-    with pytest.raises(InputMismatch, match="argument 0 is a single tensor or value; the schedule was made for a dict of 'x'"):
+    with pytest.raises(InputMismatch, match="argument 0 is a single tensor, value or object; the schedule was made for a dict of 'x'"):
         flatten_inputs(program, (x,), {"k": 7})
     with pytest.raises(InputMismatch, match="is a str"):
         flatten_inputs(program, ({"x": "hello"},), {"k": 7})

@@ -28,7 +28,7 @@ def settle_masks(draft: Draft) -> int:
         if mask is None or mask not in fixed:
             continue
         if mask not in values:
-            values[mask] = _value_of(draft, mask)
+            values[mask] = value_of(draft, mask)
         known = values[mask]
         if known is not None and known.dtype == torch.bool and bool(known.all()):
             _set(node, "attn_mask", None)
@@ -57,7 +57,7 @@ def drop_idle_fills(draft: Draft) -> int:
         if mask is None or mask not in fixed:
             return None
         if mask not in idle:
-            known = _value_of(draft, mask)
+            known = value_of(draft, mask)
             idle[mask] = known is not None and not bool(known.any())
         return _tensor(node, "self") if idle[mask] else None
 
@@ -87,7 +87,7 @@ def _is_ready(draft: Draft, mask: int) -> bool:
     return spec.dtype != "bool" and bool(spec.strides) and (spec.shape[-1] == 1 or spec.strides[-1] == 1)
 
 
-def _value_of(draft: Draft, value: int) -> torch.Tensor | None:
+def value_of(draft: Draft, value: int) -> torch.Tensor | None:
     """What the prologue makes of literals alone; ``None`` if something that may change has a part in it."""
     makers = {output: node for node in draft.prologue for output in node.outputs if output >= 0}
     tensors: dict[int, torch.Tensor] = {}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from autosched.capture.draft import Draft, Node
+from autosched.capture.passes.attention import value_of
 from autosched.capture.passes.spelling import Spelling
 from autosched.capture.passes.views import RESHAPES
 from autosched.core.own_attention import fit_own_kernel
@@ -15,6 +16,10 @@ from autosched.core.program import Ref
 
 aten = torch.ops.aten
 _PRODUCTS = ("aten::matmul.default", "aten::bmm.default")
+# Scores of this size, or smaller, leave nothing of their own weight beside any that a model computes.
+_HIDES = -1e4
+# What is added to scores that a number hides. They are lost in it: a query from which everything is hidden sees all keys alike.
+_LOST = -1e30
 
 
 def join_attention(draft: Draft) -> int:
@@ -45,6 +50,23 @@ class _Mask:
 
 
 @dataclass(frozen=True, slots=True)
+class _Hidden:
+    """Which scores are replaced.
+
+    Args:
+        value: a mask of booleans.
+        among: as of :class:`_Mask`.
+        shows: whether it is true where they are not.
+        finite: whether by a number, and not by what comes to minus infinity.
+    """
+
+    value: int
+    among: tuple[int, ...]
+    shows: bool
+    finite: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Scores:
     """What scores are made of.
 
@@ -54,7 +76,7 @@ class _Scores:
         scale: of the products.
         factors: what they are multiplied by as well, a number for each head.
         added: what is added to them.
-        hidden: where this is true they become minus infinity, afterwards.
+        hidden: where they become minus infinity, or a number that comes to the same, afterwards.
     """
 
     query: int
@@ -62,7 +84,7 @@ class _Scores:
     scale: float = 1.0
     factors: int | None = None
     added: tuple[_Mask, ...] = ()
-    hidden: _Mask | None = None
+    hidden: _Hidden | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +99,15 @@ class _Finder:
     users: dict[int, list[Node]] = field(init=False)
     producers: dict[int, Node] = field(init=False)
     leaving: set[int] = field(init=False)
+    fixed: set[int] = field(init=False)
+    fills: dict[int, Node] = field(init=False)
+    sees: dict[tuple[int, bool], bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.users, self.producers = self.draft.users(), self.draft.producers()
-        self.leaving = set(self.draft.output_values())
+        self.leaving, self.fixed = set(self.draft.output_values()), self.draft.fixed_values()
+        makers = (*self.draft.prologue, *self.draft.nodes)
+        self.fills = {node.outputs[0]: node for node in makers if node.kind in ("aten::full", "aten::scalar_tensor")}
 
     def ending_at(self, node: Node) -> _Attention | None:
         """The attention whose last product ``node`` is."""
@@ -88,8 +115,8 @@ class _Finder:
         if product is None:
             return None
         weights, value = product
-        softmax = self._only_used(weights)
-        given = None if softmax is None else _softmax_of(softmax, len(self.draft.specs[weights].shape))
+        softmax = self._behind_views(weights)
+        given = None if softmax is None else _softmax_of(softmax, len(self.draft.specs[softmax.outputs[0]].shape))
         scores = None if given is None else self._scores(given)
         if scores is None:
             return None
@@ -109,6 +136,17 @@ class _Finder:
         """The call that makes ``value``, if one other call reads it and nobody else."""
         return self.producers.get(value) if len(self.users.get(value, ())) == 1 and value not in self.leaving else None
 
+    def _behind_views(self, value: int) -> Node | None:
+        """As :meth:`_only_used`, past views that part or join batches and heads: DeBERTa joins them for the values."""
+        node = self._only_used(value)
+        while node is not None and node.target in RESHAPES:
+            source = node.tensor("self")
+            node = self._only_used(source) if source is not None and self._same_rows(source, value) else None
+        return node
+
+    def _same_rows(self, one: int, other: int) -> bool:
+        return self.draft.specs[one].shape[-2:] == self.draft.specs[other].shape[-2:]
+
     def _scores(self, value: int) -> _Scores | None:
         node = self._only_used(value)
         if node is None or node.mutates() or len(node.outputs) != 1:
@@ -120,11 +158,8 @@ class _Finder:
             return self._sum(node, value)
         if node.target == "aten::baddbmm.default":
             return self._product_and_mask(node, value)
-        if node.target == "aten::masked_fill.Scalar" and node.argument("value") == -math.inf:
-            below, mask = self._below(node, value), node.tensor("mask")
-            if below is None or mask is None or below.hidden is not None:
-                return None
-            return replace(below, hidden=_Mask(mask, self.draft.specs[value].shape))
+        if node.kind in ("aten::masked_fill", "aten::where"):
+            return self._hiding(node, value)
         if (factor := _factor_of(node)) is not None:
             below = self._below(node, value)
             return None if below is None or below.added or below.hidden is not None else replace(below, scale=below.scale * factor)
@@ -133,9 +168,35 @@ class _Finder:
         if node.target in RESHAPES:
             source = node.tensor("self")
             # Batches may be parted, as for windows of pictures, and heads joined with them.
-            alike = source is not None and self.draft.specs[source].shape[-2:] == self.draft.specs[value].shape[-2:]
-            return self._scores(source) if alike and source is not None else None
+            return self._scores(source) if source is not None and self._same_rows(source, value) else None
         return None
+
+    def _hiding(self, node: Node, value: int) -> _Scores | None:
+        """Scores, some of which are replaced by a number."""
+        for source, mask, shows, by in _replacing(node):
+            number = self._number(by)
+            if source is None or mask is None or number is None or not number <= _HIDES:
+                continue
+            below = self._scores(source) if self.draft.specs[source].shape == self.draft.specs[value].shape else None
+            if below is None or below.hidden is not None or self.draft.specs[mask].dtype != "bool":
+                continue
+            finite = math.isfinite(number) and not self._leaves_some(mask, shows)
+            return replace(below, hidden=_Hidden(mask, self.draft.specs[value].shape, shows, finite))
+        return None
+
+    def _number(self, item: object) -> float | None:
+        """What ``item`` is, or is filled with."""
+        if isinstance(item, Ref):
+            node = self.fills.get(item.value)
+            item = None if node is None else node.argument("fill_value" if node.kind == "aten::full" else "s")
+        return float(item) if isinstance(item, int | float) else None
+
+    def _leaves_some(self, mask: int, shows: bool) -> bool:
+        """Whether every query sees a key, in every run."""
+        if (mask, shows) not in self.sees:
+            known = value_of(self.draft, mask) if mask in self.fixed else None
+            self.sees[mask, shows] = known is not None and bool((known if shows else ~known).any(-1).all())
+        return self.sees[mask, shows]
 
     def _by_heads(self, node: Node, value: int) -> _Scores | None:
         """As Swin's second version has it."""
@@ -193,8 +254,16 @@ class _Finder:
         # Where values are not as wide as keys PyTorch has no fused kernel, and what it does then takes longer than what the model does.
         if query.shape[-1] != value.shape[-1] and not fit_own_kernel(query.shape[-2], turned.shape[-1]):
             return False
-        # What hides and what is added are two forms of a mask.
-        return math.isfinite(scores.scale) and not (scores.added and scores.hidden is not None)
+        return math.isfinite(scores.scale)
+
+
+def _replacing(node: Node) -> list[tuple[int | None, int | None, bool, object]]:
+    """Scores, by which mask some of them are replaced, whether it is true where they are not, and by what: as ``node`` may be read."""
+    if node.kind == "aten::masked_fill":
+        return [(node.tensor("self"), node.tensor("mask"), False, node.argument("value"))]
+    mask, one, other = node.tensor("condition"), node.argument("self"), node.argument("other")
+    readings = ((one, True, other), (other, False, one))
+    return [(scores.value, mask, shows, by) for scores, shows, by in readings if isinstance(scores, Ref)]
 
 
 def _softmax_of(node: Node, dimensions: int) -> int | None:
@@ -269,7 +338,7 @@ def _mask(spell: Spelling, scores: _Scores) -> Ref | None:
     specs = spell.draft.specs
     whole = (*specs[scores.query].shape[:-1], specs[scores.turned].shape[-1])
 
-    def laid_out(mask: _Mask) -> Ref:
+    def laid_out(mask: _Mask | _Hidden) -> Ref:
         value, spec = Ref(mask.value), specs[mask.value]
         same = _same_at_end(mask.among, whole)
         shape = spec.shape
@@ -283,13 +352,20 @@ def _mask(spell: Spelling, scores: _Scores) -> Ref | None:
             value = spell.call(aten.clone.default, value, memory_format=torch.contiguous_format)
         return spell.call(aten.unsqueeze.default, value, 0) if len(shape) == 3 else value
 
-    if scores.hidden is not None:
-        return spell.call(aten.logical_not.default, laid_out(scores.hidden))
     made: Ref | None = None
     for each in scores.added:
         mask = laid_out(each)
         made = mask if made is None else spell.call(aten.add.Tensor, made, mask)
-    return made
+    if (hides := scores.hidden) is None:
+        return made
+    hidden = laid_out(hides)
+    if made is None and not hides.finite:
+        return hidden if hides.shows else spell.call(aten.logical_not.default, hidden)
+    hidden = spell.call(aten.logical_not.default, hidden) if hides.shows else hidden
+    if made is not None:
+        return spell.call(aten.masked_fill.Scalar, made, hidden, _LOST if hides.finite else -math.inf)
+    # Minus infinity would make NaN of a query that sees nothing.
+    return spell.call(aten.mul.Tensor, spell.call(aten._to_copy.default, hidden, dtype=torch.float32), _LOST)
 
 
 def _same_at_end(one: tuple[int, ...], other: tuple[int, ...]) -> int:
