@@ -24,11 +24,16 @@ from autosched.runtime.kernels import BoundProgram, dtype_name
 from autosched.runtime.lanes import LaneExecutor, Trace
 from autosched.runtime.plan import make_plan
 
+# A run this long counts although none was before it. Whole schedules are compared to a hundredth (``cpu_measure.LONG_RUN_US``); this is of
+# every operator in every variant at every width, at most of a long job's time, and some milliseconds of it are no matter.
+_LONG_RUN_US = 1e5
+
 
 def measure_solo(
     measurer: CpuMeasurer, columns: Sequence[tuple[int, int]], repeats: int, skip: Sequence[int], seed: int
 ) -> Iterator[tuple[int, int, SoloRecord | None, Failure | None]]:
-    """Time every operator: the whole program in order, ``repeats`` times for each column, columns interleaved.
+    """Time every operator: the whole program in order, ``repeats`` times for each column, columns interleaved, after one
+    round that does not count, or of which that is the first if all its runs are long.
 
     Operators of one signature share a record (:func:`shared_times`). Operators in ``skip``, and those that raise, get what they should have
     made from their specs, so that the others can still be timed. An operator that does not have a column's variant runs call by call there,
@@ -56,14 +61,18 @@ def measure_solo(
         executors[place] = LaneExecutor(bound, make_plan(graph, sequential(graph, width=width)), measurer.pool)
     times_us = np.zeros((len(columns), repeats, count))
     start = measurer.meter.start()
+
+    def round_of(turn: int) -> None:
+        for place in rng.permutation(list(executors)).tolist():
+            measurer.beat(-1)
+            measurer.settle(wide=columns[place][0] > 1)
+            times_us[place, turn] = _block_us(executors[place], measurer.inputs, count)
+
     with no_collector():
-        for turn in range(-1, repeats):
-            for place in rng.permutation(list(executors)).tolist():
-                measurer.beat(-1)
-                measurer.settle(wide=columns[place][0] > 1)
-                block_us = _block_us(executors[place], measurer.inputs, count)
-                if turn >= 0:
-                    times_us[place, turn] = block_us
+        round_of(0)
+        long = all(times_us[place, 0].sum() >= _LONG_RUN_US for place in executors)
+        for turn in range(int(long), repeats):
+            round_of(turn)
     load = measurer.meter.read(start)
     alike: dict[str, list[int]] = {}
     for operator in graph.operators:
@@ -122,7 +131,7 @@ def _block_us(executor: LaneExecutor, inputs: Sequence[torch.Tensor], count: int
             spent_us += (trace.finish_ns - trace.begin_ns) / 1000.0
         return spent_us / len(runs)
 
-    warmed_us(runs_us, lambda _: MOST_RUNS)
+    warmed_us(runs_us, lambda _: MOST_RUNS, _LONG_RUN_US)
     block: NDArray[np.float64] = np.mean(runs, axis=0)
     return block
 
