@@ -47,7 +47,6 @@ def measure_solo(
         Operator index, place in ``columns``, and a record or (not for ``skip``) a failure.
     """
     graph = measurer.graph
-    rng = np.random.default_rng(seed)
     failures: dict[tuple[int, int], Failure] = {}
     executors: dict[int, LaneExecutor] = {}
     count = len(graph)
@@ -59,20 +58,9 @@ def measure_solo(
             failures.update(dict.fromkeys(((index, place) for index in range(count)), describe(error)))
             continue
         executors[place] = LaneExecutor(bound, make_plan(graph, sequential(graph, width=width)), measurer.pool)
-    times_us = np.zeros((len(columns), repeats, count))
     start = measurer.meter.start()
-
-    def round_of(turn: int) -> None:
-        for place in rng.permutation(list(executors)).tolist():
-            measurer.beat(-1)
-            measurer.settle(wide=columns[place][0] > 1)
-            times_us[place, turn] = _block_us(executors[place], measurer.inputs, count)
-
     with no_collector():
-        round_of(0)
-        long = all(times_us[place, 0].sum() >= _LONG_RUN_US for place in executors)
-        for turn in range(int(long), repeats):
-            round_of(turn)
+        times_us = _times_us(measurer, columns, executors, repeats, seed)
     load = measurer.meter.read(start)
     alike: dict[str, list[int]] = {}
     for operator in graph.operators:
@@ -92,6 +80,26 @@ def measure_solo(
                 if place * count + index not in skip:
                     failure = failures.get((index, place))
                     yield index, place, None if failure else record, failure
+
+
+def _times_us(
+    measurer: CpuMeasurer, columns: Sequence[tuple[int, int]], executors: Mapping[int, LaneExecutor], repeats: int, seed: int
+) -> NDArray[np.float64]:
+    """Of every operator in each round of each column: ``[columns, repeats, n_operators]``, microseconds; zeros where there is no executor."""
+    rng, count = np.random.default_rng(seed), len(measurer.graph)
+    times_us = np.zeros((len(columns), repeats, count))
+
+    def take(turn: int) -> None:
+        for place in rng.permutation(list(executors)).tolist():
+            measurer.beat(-1)
+            measurer.settle(wide=columns[place][0] > 1)
+            times_us[place, turn] = _block_us(executors[place], measurer.inputs, count)
+
+    take(0)
+    counts = all(times_us[place, 0].sum() >= _LONG_RUN_US for place in executors)
+    for turn in range(int(counts), repeats):
+        take(turn)
+    return times_us
 
 
 def shared_times(times_us: NDArray[np.float64], members: Mapping[str, Sequence[int]]) -> dict[str, NDArray[np.float64]]:
