@@ -24,18 +24,18 @@ from autosched.runtime.kernels import BoundProgram, dtype_name
 from autosched.runtime.lanes import LaneExecutor, Trace
 from autosched.runtime.plan import make_plan
 
-# A run this long counts although none was before it. Whole schedules are compared to a hundredth (``cpu_measure.LONG_RUN_US``); this is of
-# every operator in every variant at every width, at most of a long job's time, and some milliseconds of it are no matter.
+# A run this long counts although none was before it. Whole schedules are compared to a hundredth (``cpu_measure.LONG_RUN_US``); operators
+# alone take most of a slow model's budget (every variant, at every width), and are only where a search begins: some milliseconds do not
+# matter there.
 _LONG_RUN_US = 1e5
 
 
 def measure_solo(
     measurer: CpuMeasurer, columns: Sequence[tuple[int, int]], repeats: int, skip: Sequence[int], seed: int
 ) -> Iterator[tuple[int, int, SoloRecord | None, Failure | None]]:
-    """Time every operator: the whole program in order, ``repeats`` times for each column, columns interleaved, after one
-    round that does not count, or of which that is the first if all its runs are long.
+    """Time every operator: the whole program in order, ``repeats`` times for each column, columns interleaved.
 
-    Operators of one signature share a record (:func:`shared_times`). Operators in ``skip``, and those that raise, get what they should have
+    One round before these does not count, unless all its runs are long: then it is the first of them. Operators of one signature share a record (:func:`shared_times`). Operators in ``skip``, and those that raise, get what they should have
     made from their specs, so that the others can still be timed. An operator that does not have a column's variant runs call by call there,
     and its answer is a failure.
 
@@ -85,7 +85,7 @@ def measure_solo(
 def _times_us(
     measurer: CpuMeasurer, columns: Sequence[tuple[int, int]], executors: Mapping[int, LaneExecutor], repeats: int, seed: int
 ) -> NDArray[np.float64]:
-    """Of every operator in each round of each column: ``[columns, repeats, n_operators]``, microseconds; zeros where there is no executor."""
+    """Of every operator in each round of each column: ``[columns, repeats, n_operators]``, microseconds; zeros without an executor."""
     rng, count = np.random.default_rng(seed), len(measurer.graph)
     times_us = np.zeros((len(columns), repeats, count))
 
