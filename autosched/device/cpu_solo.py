@@ -35,9 +35,9 @@ def measure_solo(
 ) -> Iterator[tuple[int, int, SoloRecord | None, Failure | None]]:
     """Time every operator: the whole program in order, ``repeats`` times for each column, columns interleaved.
 
-    One round before these does not count, unless all its runs are long: then it is the first of them. Operators of one signature share a record (:func:`shared_times`). Operators in ``skip``, and those that raise, get what they should have
-    made from their specs, so that the others can still be timed. An operator that does not have a column's variant runs call by call there,
-    and its answer is a failure.
+    One round before these does not count, unless all its runs are long: then it is the first of them. Operators of one signature share a
+    record (:func:`shared_times`). Operators in ``skip``, and those that raise, get what they should have made from their specs, so that the
+    others can still be timed. An operator that does not have a column's variant runs call by call there, and its answer is a failure.
 
     Args:
         columns: width and variant of each.
