@@ -93,8 +93,8 @@ def runs_lasting(block_us: float, run_us: float) -> int:
     return max(1, math.ceil(block_us / run_us))
 
 
-def warmed_us(runs_us: Callable[[int], float], block: Callable[[float], int]) -> float:
-    """Mean time of a block of runs, microseconds, after one run that does not count, or of that one if it takes :data:`LONG_RUN_US`.
+def warmed_us(runs_us: Callable[[int], float], block: Callable[[float], int], long_us: float = LONG_RUN_US) -> float:
+    """Mean time of a block of runs, microseconds, after one run that does not count, or of that one if it takes ``long_us``.
 
     What ran before left its own data in the caches and its own threads awake.
 
@@ -103,7 +103,7 @@ def warmed_us(runs_us: Callable[[int], float], block: Callable[[float], int]) ->
         block: how many there are in a block, by the time of the first.
     """
     first_us = runs_us(1)
-    return first_us if first_us >= LONG_RUN_US else runs_us(block(first_us))
+    return first_us if first_us >= long_us else runs_us(block(first_us))
 
 
 class CpuMeasurer:

@@ -24,15 +24,20 @@ from autosched.runtime.kernels import BoundProgram, dtype_name
 from autosched.runtime.lanes import LaneExecutor, Trace
 from autosched.runtime.plan import make_plan
 
+# A run this long counts although none was before it. Whole schedules are compared to a hundredth (``cpu_measure.LONG_RUN_US``); operators
+# alone take most of a slow model's budget (every variant, at every width), and are only where a search begins: some milliseconds do not
+# matter there.
+_LONG_RUN_US = 1e5
+
 
 def measure_solo(
     measurer: CpuMeasurer, columns: Sequence[tuple[int, int]], repeats: int, skip: Sequence[int], seed: int
 ) -> Iterator[tuple[int, int, SoloRecord | None, Failure | None]]:
     """Time every operator: the whole program in order, ``repeats`` times for each column, columns interleaved.
 
-    Operators of one signature share a record (:func:`shared_times`). Operators in ``skip``, and those that raise, get what they should have
-    made from their specs, so that the others can still be timed. An operator that does not have a column's variant runs call by call there,
-    and its answer is a failure.
+    One round before these does not count, unless all its runs are long: then it is the first of them. Operators of one signature share a
+    record (:func:`shared_times`). Operators in ``skip``, and those that raise, get what they should have made from their specs, so that the
+    others can still be timed. An operator that does not have a column's variant runs call by call there, and its answer is a failure.
 
     Args:
         columns: width and variant of each.
@@ -42,7 +47,6 @@ def measure_solo(
         Operator index, place in ``columns``, and a record or (not for ``skip``) a failure.
     """
     graph = measurer.graph
-    rng = np.random.default_rng(seed)
     failures: dict[tuple[int, int], Failure] = {}
     executors: dict[int, LaneExecutor] = {}
     count = len(graph)
@@ -54,16 +58,9 @@ def measure_solo(
             failures.update(dict.fromkeys(((index, place) for index in range(count)), describe(error)))
             continue
         executors[place] = LaneExecutor(bound, make_plan(graph, sequential(graph, width=width)), measurer.pool)
-    times_us = np.zeros((len(columns), repeats, count))
     start = measurer.meter.start()
     with no_collector():
-        for turn in range(-1, repeats):
-            for place in rng.permutation(list(executors)).tolist():
-                measurer.beat(-1)
-                measurer.settle(wide=columns[place][0] > 1)
-                block_us = _block_us(executors[place], measurer.inputs, count)
-                if turn >= 0:
-                    times_us[place, turn] = block_us
+        times_us = _times_us(measurer, columns, executors, repeats, seed)
     load = measurer.meter.read(start)
     alike: dict[str, list[int]] = {}
     for operator in graph.operators:
@@ -83,6 +80,26 @@ def measure_solo(
                 if place * count + index not in skip:
                     failure = failures.get((index, place))
                     yield index, place, None if failure else record, failure
+
+
+def _times_us(
+    measurer: CpuMeasurer, columns: Sequence[tuple[int, int]], executors: Mapping[int, LaneExecutor], repeats: int, seed: int
+) -> NDArray[np.float64]:
+    """Of every operator in each round of each column: ``[columns, repeats, n_operators]``, microseconds; zeros without an executor."""
+    rng, count = np.random.default_rng(seed), len(measurer.graph)
+    times_us = np.zeros((len(columns), repeats, count))
+
+    def take(turn: int) -> None:
+        for place in rng.permutation(list(executors)).tolist():
+            measurer.beat(-1)
+            measurer.settle(wide=columns[place][0] > 1)
+            times_us[place, turn] = _block_us(executors[place], measurer.inputs, count)
+
+    take(0)
+    counts = all(times_us[place, 0].sum() >= _LONG_RUN_US for place in executors)
+    for turn in range(int(counts), repeats):
+        take(turn)
+    return times_us
 
 
 def shared_times(times_us: NDArray[np.float64], members: Mapping[str, Sequence[int]]) -> dict[str, NDArray[np.float64]]:
@@ -122,7 +139,7 @@ def _block_us(executor: LaneExecutor, inputs: Sequence[torch.Tensor], count: int
             spent_us += (trace.finish_ns - trace.begin_ns) / 1000.0
         return spent_us / len(runs)
 
-    warmed_us(runs_us, lambda _: MOST_RUNS)
+    warmed_us(runs_us, lambda _: MOST_RUNS, _LONG_RUN_US)
     block: NDArray[np.float64] = np.mean(runs, axis=0)
     return block
 

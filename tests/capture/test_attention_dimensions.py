@@ -26,7 +26,7 @@ def tensors(*batches: int) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(*batches, rows, WIDTH) for rows in (QUERIES, KEYS, KEYS))
 
 
-def check(given: tuple[torch.Tensor, ...], expected: int, **options: Any) -> Draft:
+def check(given: tuple[torch.Tensor, ...], expected: int, *, error: float = 1e-5, **options: Any) -> Draft:
     def attend(_, query, key, value, mask=None):
         return scaled_dot_product_attention(query, key, value, mask, **options)
 
@@ -36,7 +36,7 @@ def check(given: tuple[torch.Tensor, ...], expected: int, **options: Any) -> Dra
     (leaf,), made = draft.output_leaves, draft.observe()
     assert isinstance(leaf, Ref)
     with torch.no_grad():
-        torch.testing.assert_close(made[leaf.value].clone(), model(*given), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(made[leaf.value].clone(), model(*given), rtol=error, atol=error)
     return draft
 
 
@@ -47,6 +47,12 @@ def test_batches_are_joined_but_for_the_heads(batches: tuple[int, ...], options:
     query = next(node.args[0] for node in draft.nodes if node.kind == "aten::scaled_dot_product_attention")
     ahead = (6, 1) if len(batches) == 1 else (math.prod(batches[:-1]), batches[-1])
     assert draft.specs[query.value].shape == (*ahead, QUERIES, WIDTH)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("batches", [(6,), (2, 3, 4)], ids=str)
+def test_in_sixteen_bits_they_are_joined_as_well(batches: tuple[int, ...], dtype: torch.dtype) -> None:
+    check(tuple(each.to(dtype) for each in tensors(*batches)), 1, error=2 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("seen", [True, False])

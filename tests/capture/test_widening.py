@@ -15,6 +15,7 @@ from autosched.capture.passes import widening
 from autosched.capture.passes.widening import widen_convolutions
 from autosched.core.program import Ref
 from autosched.core.variants import Lowering
+from autosched.runtime.kernels import bind
 from tests.conformance.apply import Apply
 
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
@@ -74,6 +75,35 @@ def test_a_convolution_is_computed_in_float32_and_rounded_once(name: str, size: 
     assert isinstance(leaf, Ref)
     got = draft.observe()[leaf.value].double()
     assert bool(((got - exact).abs() <= exact.abs() * torch.finfo(dtype).eps / 2 + 1e-6).all())
+
+
+@HALVES
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_batch_norm_is_folded_into_weights_that_are_not_rounded(biased: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(16)
+    for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+        nn.init.uniform_(tensor, 0.3, 1.7)
+    model = nn.Sequential(nn.Conv2d(8, 16, 3, bias=biased), norm, nn.ReLU()).to(dtype).eval()
+    x = picture().to(dtype)
+    found = capture(model, (x,), lowering=Lowering.REWRITTEN)
+    [got] = bind(found.program, found.constants, "cpu").run([x])
+    exact = model.double()(x.double())
+    assert got.dtype == dtype
+    assert bool(((got.double() - exact).abs() <= exact.abs() * torch.finfo(dtype).eps / 2 + 4e-6).all())
+
+
+@HALVES
+def test_weights_that_the_model_rounds_are_rounded(dtype: torch.dtype) -> None:
+    def run(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, (m.plain.weight.float() * 1.1).to(dtype))
+
+    model, x = Apply(run, **layers()).to(dtype).eval(), picture().to(dtype)
+    found = capture(model, (x,), lowering=Lowering.REWRITTEN)
+    [got] = bind(found.program, found.constants, "cpu").run([x])
+    assert any(report.name == "widen_convolutions" and report.applied == 1 for report in found.rewrites)
+    exact = F.conv2d(x.double(), (model.plain.weight.float() * 1.1).to(dtype).double())
+    assert bool(((got.double() - exact).abs() <= exact.abs() * torch.finfo(dtype).eps / 2 + 1e-6).all())
 
 
 @HALVES

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosched.device.cpu_solo import shared_times
+from autosched.core.records import SoloRecord
+from autosched.device import cpu_solo
+from autosched.device.cpu_measure import CpuMeasurer
+from autosched.device.cpu_solo import measure_solo, shared_times
+from autosched.runtime.kernels import random_inputs
+from autosched.runtime.lanes import LaneExecutor
+from autosched.runtime.widths import WidePrograms
+from tests.conformance.programs import branches_program
 
 
 def test_a_stop_somewhere_in_each_run_is_in_the_sum_and_changes_no_ratio() -> None:
@@ -35,3 +42,18 @@ def test_what_is_added_up_is_the_median_run(rows: list[list[float]]) -> None:
     found = shared_times(times_us, members)
     together_us = sum(len(members[signature]) * float(np.median(rounds_us)) for signature, rounds_us in found.items())
     assert together_us == pytest.approx(float(np.median(times_us.sum(axis=1))))
+
+
+@pytest.mark.parametrize(("long_us", "runs"), [(0.0, 2 * 3), (1e9, 2 * 4 * 2)])
+def test_of_long_runs_none_is_made_that_does_not_count(long_us: float, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of short ones there is a whole round, and one before each block."""
+    made: list[object] = []
+    run = LaneExecutor.run
+    monkeypatch.setattr(LaneExecutor, "run", lambda *given: made.append(given) or run(*given))
+    monkeypatch.setattr(cpu_solo, "_LONG_RUN_US", long_us)
+    monkeypatch.setattr(cpu_solo, "MOST_RUNS", 1)
+    program, constants = branches_program()
+    measurer = CpuMeasurer(WidePrograms(program, constants), random_inputs(program, 0), lambda item: None)
+    answers = [record for _, _, record, _ in measure_solo(measurer, [(1, 0), (2, 0)], 3, (), 0)]
+    assert len(made) == runs
+    assert all(isinstance(record, SoloRecord) and record.samples.count == 3 and record.samples.median_us > 0.0 for record in answers)

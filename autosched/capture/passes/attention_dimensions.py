@@ -13,12 +13,14 @@ from autosched.capture.passes.views import depends_on_strides, loosen_views
 from autosched.core.program import Ref
 
 aten = torch.ops.aten
+_FUSED = frozenset({"float32", "bfloat16", "float16"})
 
 
 def attend_in_four_dimensions(draft: Draft) -> int:
-    """Batches of ``scaled_dot_product_attention`` in float32 are joined, but for the last of several, the heads; returns how often.
+    """Batches of ``scaled_dot_product_attention`` are joined, but for the last of several, the heads; returns how often.
 
-    In other than four dimensions PyTorch computes it in parts, and keeps the scores. What a view cannot join is copied, as it is then.
+    In other than four dimensions PyTorch computes it in parts, and keeps the scores. What a view cannot join is copied, as it is then. In
+    sixteen bits those parts are float32; a fused kernel rounds powers to sixteen bits, as it does in four dimensions, and a result once.
     """
     if depends_on_strides(draft):
         return 0
@@ -45,7 +47,8 @@ def _joined(node: Node, draft: Draft) -> list[Node]:
     batches = shapes[0][:-2]
     if len(batches) in (0, 2) or any(shape[:-2] != batches for shape in shapes):
         return []
-    if any(draft.specs[value].dtype != "float32" for value in given):
+    dtypes = {draft.specs[value].dtype for value in given}
+    if len(dtypes) != 1 or not dtypes <= _FUSED:
         return []
     spell = Spelling(draft, node)
     mask = node.tensor("attn_mask")

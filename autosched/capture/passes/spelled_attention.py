@@ -20,14 +20,23 @@ _PRODUCTS = ("aten::matmul.default", "aten::bmm.default")
 _HIDES = -1e4
 # What is added to scores that a number hides. They are lost in it: a query from which everything is hidden sees all keys alike.
 _LOST = -1e30
+_SIXTEEN_BITS = ("bfloat16", "float16")
+_FUSED = ("float32", *_SIXTEEN_BITS)
 
 
 def join_attention(draft: Draft) -> int:
-    """``softmax(query @ key.T * scale + masks) @ value`` in float32 becomes one ``scaled_dot_product_attention``, which keeps no scores.
+    """``softmax(query @ key.T * scale + masks) @ value`` becomes one ``scaled_dot_product_attention``, which keeps no scores.
 
-    Sums are taken in another order. A query from which everything is hidden by minus infinity gets zeros, where softmax makes NaN; one from
-    which a score that is not finite is hidden may get NaN, since PyTorch hides by adding minus infinity.
+    In float32, and in sixteen bits, where scores may be made float32 on their way and powers sixteen bits again. Sums are taken in another
+    order. A query from which everything is hidden by minus infinity gets zeros, where softmax makes NaN; one from which a score that is not
+    finite is hidden may get NaN, since PyTorch hides by adding minus infinity.
+
+    In sixteen bits scores stay in float32, where what is spelled out rounds them at every step; only masks that are added to each other
+    are rounded here, too. Results are as near to the model's in float64 as those it makes. Where the lowest number of float16 hides
+    everything from a query, its sums with scores are all the same once rounded, and here they are not: that query, which nobody asks, gets
+    another mean of the values.
     """
+    _name_dtypes(draft)
     finder = _Finder(draft)
     made: dict[Node, list[Node]] = {}
     for node in draft.nodes:
@@ -39,6 +48,14 @@ def join_attention(draft: Draft) -> int:
     draft.nodes = [each for node in draft.nodes for each in made.get(node, [node])]
     draft.remove_dead()
     return len(made)
+
+
+def _name_dtypes(draft: Draft) -> None:
+    """``type_as`` reads a tensor for its dtype alone: scores, as a rule, which are then read again."""
+    for node in draft.nodes:
+        source = node.tensor("self") if node.target == "aten::type_as.default" else None
+        if source is not None and draft.specs[source].dtype != (dtype := draft.specs[node.outputs[0]].dtype):
+            node.op, node.args, node.kwargs = aten._to_copy.default, (Ref(source),), {"dtype": getattr(torch, dtype)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +106,12 @@ class _Scores:
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
+    """Its scores, whose keys are ``key``: ``[..., width, keys]`` if they are ``turned``, or ``[..., keys, width]``."""
+
     scores: _Scores
     value: int
+    key: int
+    turned: bool
 
 
 @dataclass(slots=True)
@@ -116,12 +137,27 @@ class _Finder:
             return None
         weights, value = product
         softmax = self._behind_views(weights)
-        given = None if softmax is None else _softmax_of(softmax, len(self.draft.specs[softmax.outputs[0]].shape))
+        rounded = None if softmax is None else self._rounded(softmax, self.draft.specs[value].dtype)
+        softmax = softmax if rounded is None else self._only_used(rounded)
+        shape = () if softmax is None else self.draft.specs[softmax.outputs[0]].shape
+        given = None if softmax is None else _softmax_of(softmax, self.draft.specs[value].dtype, len(shape))
         scores = None if given is None else self._scores(given)
         if scores is None:
             return None
-        found = _Attention(self._with_scale(scores), value)
+        found = self._attention(scores, value)
         return found if self._fits(found, node) else None
+
+    def _rounded(self, node: Node, dtype: str) -> int | None:
+        """What ``node`` makes sixteen bits of, from float32."""
+        source = _converted(node)
+        known = source is not None and self.draft.specs[source].dtype == "float32" and dtype in _SIXTEEN_BITS
+        return source if known and self.draft.specs[node.outputs[0]].dtype == dtype else None
+
+    def _widened(self, node: Node) -> int | None:
+        """What ``node`` makes float32 of, from sixteen bits."""
+        source = _converted(node)
+        known = source is not None and self.draft.specs[source].dtype in _SIXTEEN_BITS
+        return source if known and self.draft.specs[node.outputs[0]].dtype == "float32" else None
 
     def _product(self, node: Node) -> tuple[int, int] | None:
         if node.target not in _PRODUCTS or node.outputs[0] < 0:
@@ -165,6 +201,8 @@ class _Finder:
             return None if below is None or below.added or below.hidden is not None else replace(below, scale=below.scale * factor)
         if node.target == "aten::mul.Tensor":
             return self._by_heads(node, value)
+        if (source := self._widened(node)) is not None:
+            return self._scores(source)
         if node.target in RESHAPES:
             source = node.tensor("self")
             # Batches may be parted, as for windows of pictures, and heads joined with them.
@@ -206,14 +244,14 @@ class _Finder:
         spec, query = self.draft.specs[factors], self.draft.specs[below.query]
         # The queries are multiplied in place of the scores, so their heads must not be parted otherwise.
         alike = query.shape[:-1] == self.draft.specs[value].shape[:-1]
-        return replace(below, factors=factors) if alike and spec.dtype == "float32" and spec.shape[-2:] == (1, 1) else None
+        return replace(below, factors=factors) if alike and spec.shape[-2:] == (1, 1) else None
 
     def _sum(self, node: Node, value: int) -> _Scores | None:
         one, other = node.tensor("self"), node.tensor("other")
         if one is None or other is None or one == other:
             return None
         for scores, mask in ((one, other), (other, one)):
-            if self.draft.specs[scores].shape == self.draft.specs[value].shape and self.draft.specs[mask].dtype == "float32":
+            if self.draft.specs[scores].shape == self.draft.specs[value].shape:
                 below = self._scores(scores)
                 if below is not None and below.hidden is None:
                     return replace(below, added=(*below.added, _Mask(mask, self.draft.specs[value].shape)))
@@ -224,27 +262,49 @@ class _Finder:
         mask, query, turned = node.tensor("self"), node.tensor("batch1"), node.tensor("batch2")
         if mask is None or query is None or turned is None or (node.argument("beta"), node.argument("alpha")) != (1, 1):
             return None
-        fits = self.draft.specs[mask].dtype == "float32"
-        return _Scores(query, turned, added=(_Mask(mask, self.draft.specs[value].shape),)) if fits else None
+        return _Scores(query, turned, added=(_Mask(mask, self.draft.specs[value].shape),))
 
     def _below(self, node: Node, value: int) -> _Scores | None:
         source = node.tensor("self")
         return None if source is None or self.draft.specs[source].shape != self.draft.specs[value].shape else self._scores(source)
 
-    def _with_scale(self, scores: _Scores) -> _Scores:
-        """Queries as they were before all were multiplied by a number, if they were."""
-        node = self._only_used(scores.query)
+    def _attention(self, scores: _Scores, value: int) -> _Attention:
+        """Of queries as they were before all were multiplied by a number, if they were, and of what was made float32 for the product."""
+        narrow = self.draft.specs[value].dtype in _SIXTEEN_BITS
+        query = self._before(scores.query) if narrow else scores.query
+        node = self._only_used(query)
         factor = None if node is None else _factor_of(node)
         source = None if node is None or factor is None else node.tensor("self")
-        same = source is not None and self.draft.specs[source].shape == self.draft.specs[scores.query].shape
-        return replace(scores, query=source, scale=scores.scale * factor) if same and source is not None and factor is not None else scores
+        if source is not None and factor is not None and self.draft.specs[source].shape == self.draft.specs[query].shape:
+            query, scores = source, replace(scores, scale=scores.scale * factor)
+        turned = self._before(scores.turned) if narrow else scores.turned
+        key = self._turned_back(turned)
+        found = _Attention(replace(scores, query=query), value, turned if key is None else key, turned=key is None)
+        return replace(found, scores=replace(found.scores, query=self._before(query)), key=self._before(found.key)) if narrow else found
+
+    def _before(self, value: int) -> int:
+        """What ``value`` was before it was made float32, if it was."""
+        node = self.producers.get(value)
+        source = None if node is None else self._widened(node)
+        return value if source is None else source
+
+    def _turned_back(self, turned: int) -> int | None:
+        """The keys that ``turned`` is a view of, with its last two dimensions exchanged, if it is one."""
+        node = self.producers.get(turned)
+        dimensions = len(self.draft.specs[turned].shape)
+        return node.tensor("self") if node is not None and _turns(node, dimensions - 2, dimensions) else None
 
     def _fits(self, found: _Attention, last: Node) -> bool:
         specs, scores = self.draft.specs, found.scores
-        tensors = [specs[value] for value in (scores.query, scores.turned, found.value, last.outputs[0])]
-        query, turned, value, _ = tensors
-        lying = (query.strides[-1:], turned.strides[-2:-1], value.strides[-1:]) == ((1,), (1,), (1,))
-        if any(spec.dtype != "float32" or spec.elements < 1 for spec in tensors) or not lying:
+        tensors = [specs[value] for value in (scores.query, found.key, found.value, last.outputs[0])]
+        query, key, value, _ = tensors
+        lying = (query.strides[-1], key.strides[-2 if found.turned else -1], value.strides[-1]) == (1, 1, 1)
+        if not lying or any(spec.dtype != value.dtype or spec.elements < 1 for spec in tensors):
+            return False
+        if value.dtype not in _FUSED or any(specs[mask.value].dtype not in (value.dtype, "float32") for mask in scores.added):
+            return False
+        # Queries that are multiplied by float32 would be.
+        if scores.factors is not None and specs[scores.factors].dtype != value.dtype:
             return False
         # Between the products a view may have parted batches or heads, or joined them.
         if query.shape[:-2] != value.shape[:-2]:
@@ -252,7 +312,7 @@ class _Finder:
         if any(len(specs[mask.value].shape) < 2 for mask in (*scores.added, *(() if scores.hidden is None else (scores.hidden,)))):
             return False
         # Where values are not as wide as keys PyTorch has no fused kernel, and what it does then takes longer than what the model does.
-        if query.shape[-1] != value.shape[-1] and not fit_own_kernel(query.shape[-2], turned.shape[-1]):
+        if query.shape[-1] != value.shape[-1] and not fit_own_kernel(query.shape[-2], specs[scores.turned].shape[-1]):
             return False
         return math.isfinite(scores.scale)
 
@@ -266,15 +326,21 @@ def _replacing(node: Node) -> list[tuple[int | None, int | None, bool, object]]:
     return [(scores.value, mask, shows, by) for scores, shows, by in readings if isinstance(scores, Ref)]
 
 
-def _softmax_of(node: Node, dimensions: int) -> int | None:
-    """What ``node`` is the softmax of, over the last of so many dimensions."""
+def _softmax_of(node: Node, dtype: str, dimensions: int) -> int | None:
+    """What ``node`` is the softmax of, over the last of so many dimensions; for values of ``dtype``."""
     if node.target == "aten::softmax.int":
-        plain = node.argument("dtype") in (None, torch.float32)
+        plain = node.argument("dtype") in (None, torch.float32, getattr(torch, dtype))
     elif node.target == "aten::_softmax.default":
         plain = node.argument("half_to_float") is False
     else:
         return None
     return node.tensor("self") if plain and node.argument("dim") in (-1, dimensions - 1) else None
+
+
+def _converted(node: Node) -> int | None:
+    """What ``node`` makes another dtype of, if it does nothing else."""
+    plain = node.target == "aten::_to_copy.default" and set(node.kwargs) == {"dtype"}
+    return node.tensor("self") if plain else None
 
 
 def _factor_of(node: Node) -> float | None:
@@ -297,12 +363,11 @@ def _calls(draft: Draft, last: Node, found: _Attention, finder: _Finder) -> list
     """What stands in the place of ``last``."""
     spell = Spelling(draft, last)
     flat = len(draft.specs[found.value].shape) == 3
-    key = _turned_back(finder, found.scores.turned)
-    turned = spell.call(aten.transpose.int, Ref(found.scores.turned), -2, -1) if key is None else Ref(key)
+    key = spell.call(aten.transpose.int, Ref(found.key), -2, -1) if found.turned else Ref(found.key)
     query = Ref(found.scores.query)
     if found.scores.factors is not None:
         query = spell.call(aten.mul.Tensor, query, Ref(found.scores.factors))
-    operands = [query, turned, Ref(found.value)]
+    operands = [query, key, Ref(found.value)]
     if flat:
         operands = [spell.call(aten.unsqueeze.default, value, 0) for value in operands]
     mask = _mask(spell, found.scores)
@@ -315,13 +380,6 @@ def _calls(draft: Draft, last: Node, found: _Attention, finder: _Finder) -> list
     if last.outputs[0] in finder.leaving or not all(_turns(user, *((0, 3) if flat else (1, 4))) for user in users):
         spell.call(aten.clone.default, made, memory_format=torch.contiguous_format)
     return spell.finished()
-
-
-def _turned_back(finder: _Finder, turned: int) -> int | None:
-    """The keys that ``turned`` is a view of, with its last two dimensions exchanged, if it is one."""
-    node = finder.producers.get(turned)
-    dimensions = len(finder.draft.specs[turned].shape)
-    return node.tensor("self") if node is not None and _turns(node, dimensions - 2, dimensions) else None
 
 
 def _turns(node: Node, place: int, dimensions: int) -> bool:
@@ -363,6 +421,9 @@ def _mask(spell: Spelling, scores: _Scores) -> Ref | None:
         return hidden if hides.shows else spell.call(aten.logical_not.default, hidden)
     hidden = spell.call(aten.logical_not.default, hidden) if hides.shows else hidden
     if made is not None:
+        if hides.finite and all(specs[each.value].dtype != "float32" for each in scores.added):
+            # Which float16 does not reach.
+            made = spell.call(aten._to_copy.default, made, dtype=torch.float32)
         return spell.call(aten.masked_fill.Scalar, made, hidden, _LOST if hides.finite else -math.inf)
     # Minus infinity would make NaN of a query that sees nothing.
     return spell.call(aten.mul.Tensor, spell.call(aten._to_copy.default, hidden, dtype=torch.float32), _LOST)

@@ -17,13 +17,14 @@ _HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 def widen_convolutions(draft: Draft) -> int:
     """Those with constant weights, and an activation behind, are computed in float32 and rounded once, where PyTorch's own loops take a
-    hundred times as long. Returns how many are.
+    hundred times as long. Weights that a batch norm was folded into are taken as they were before they were rounded. Returns how many
+    convolutions are.
     """
     fixed, users, leaving = draft.fixed_values(), draft.users(), set(draft.output_values())
     slow = _HALVES.keys() - packable_dtypes()
     nodes: list[Node] = []
     gone: set[Node] = set()
-    widened: dict[int, Ref] = {}
+    widened = _unrounded(draft)
     count = 0
     for node in draft.nodes:
         convolution = read_convolution(node)
@@ -37,7 +38,15 @@ def widen_convolutions(draft: Draft) -> int:
         gone |= set() if last is None else {last}
         count += 1
     draft.nodes = nodes
+    if count:
+        draft.remove_dead()
     return count
+
+
+def _unrounded(draft: Draft) -> dict[int, Ref]:
+    """What passes before this one have computed in float32 and rounded, by what it was rounded to; a model's own calls are others."""
+    rounded = {node.outputs[0]: node.tensor("self") for node in draft.prologue if node.target == "aten::to.dtype"}
+    return {value: Ref(source) for value, source in rounded.items() if source is not None and draft.specs[source].dtype == "float32"}
 
 
 def _widenable(convolution: Convolution, node: Node, draft: Draft, fixed: set[int], slow: set[str]) -> bool:
@@ -56,15 +65,12 @@ def _widened(draft: Draft, node: Node, convolution: Convolution, activation: Nod
     spell = Spelling(draft, activation or node)
     if source not in known:
         known[source] = spell.call(aten._to_copy.default, Ref(source), dtype=torch.float32)
-    constants = {
-        value: Ref(draft.prepare(node, "wide", aten.to.dtype, Ref(value), torch.float32))
-        for value in (convolution.weight, convolution.bias)
-        if value is not None
-    }
-    others = {**constants, source: known[source]}
+    for value in (convolution.weight, convolution.bias):
+        if value is not None and value not in known:
+            known[value] = Ref(draft.prepare(node, "wide", aten.to.dtype, Ref(value), torch.float32))
 
     def wide(argument: object) -> object:
-        return others.get(argument.value, argument) if isinstance(argument, Ref) else argument
+        return known.get(argument.value, argument) if isinstance(argument, Ref) else argument
 
     made = spell.call(node.op, *map(wide, node.args), **{name: wide(argument) for name, argument in node.kwargs.items()})
     if activation is not None:

@@ -22,7 +22,7 @@ _ARGUMENTS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu.default": ("query", "key", "value", "dropout_p", "is_causal"),
 }
 _LAUNCH = "_scaled_dot_product_flash_attention_for_cpu"  # of Inductor's code
-_NONE, _ADDED, _SEEN = range(3)  # as ``Mask`` in ``attention.h``
+_NONE, _ADDED, _SEEN, _ADDED_FLOATS = range(4)  # as ``Mask`` in ``attention.h``
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class Attention:
     Args:
         query: ``[batch, heads, queries, width]``.
         key, value: ``[batch, heads, keys, width]`` and ``[batch, heads, keys, features]``; some heads of queries may share one of these.
-        mask: as large as the scores are, what is the same everywhere with a stride of zero; None if there is none.
+        mask: as large as the scores are, what is the same everywhere with a stride of zero; None if there is none. Of booleans, numbers
+            as all others are, or float32.
         made: the slot of ``[batch, heads, queries, features]``.
         causal: whether a query sees no key behind its own place.
         scale: of the scores.
@@ -156,7 +157,7 @@ def _fit(query: Heads, key: Heads, value: Heads) -> bool:
 def _mask(argument: Argument, scores: tuple[int, ...], dtype: str, graph: OpGraph, windows: Mapping[int, Window]) -> Heads | None:
     """The mask as it lies over the scores."""
     found = _place(argument, graph, windows)
-    if found is None or found.dtype not in (dtype, "bool") or len(found.shape) > 4 or min(found.strides, default=0) < 0:
+    if found is None or found.dtype not in (dtype, "float32", "bool") or len(found.shape) > 4 or min(found.strides, default=0) < 0:
         return None
     shape = (1,) * (4 - len(found.shape)) + found.shape
     strides = (0,) * (4 - len(found.shape)) + found.strides
@@ -184,9 +185,16 @@ def geometry(item: Attention, graph: OpGraph, width: int) -> torch.Tensor:
     made = graph.values[item.made].spec
     places = [(each.offset, *each.strides[:3]) for each in (item.query, item.key, item.value)]
     mask = (0, 0, 0, 0, 0) if item.mask is None else (item.mask.offset, *item.mask.strides)
-    kind = _NONE if item.mask is None else _SEEN if item.mask.dtype == "bool" else _ADDED
     sizes = (batch, heads, heads // item.key.shape[1], queries, item.key.shape[2], channels, item.value.shape[3])
     scale = struct.unpack("<I", struct.pack("<f", item.scale))[0]
     read = (number for place in places for number in place)
-    numbers = (width, *sizes, *read, 0, *made.strides[:3], *mask, kind, int(item.causal), scale, FORMATS[item.query.dtype])
+    numbers = (width, *sizes, *read, 0, *made.strides[:3], *mask, _kind_of(item), int(item.causal), scale, FORMATS[item.query.dtype])
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+
+def _kind_of(item: Attention) -> int:
+    if item.mask is None:
+        return _NONE
+    if item.mask.dtype == "bool":
+        return _SEEN
+    return _ADDED if item.mask.dtype == item.query.dtype else _ADDED_FLOATS

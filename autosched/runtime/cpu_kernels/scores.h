@@ -14,7 +14,7 @@
 
 namespace {
 
-enum class Mask : int64_t { kNone, kAdded, kSeen };
+enum class Mask : int64_t { kNone, kAdded, kSeen, kAddedFloats };  // ``kAddedFloats``: to scores of numbers in sixteen bits
 
 // Where the numbers of one tensor are, in elements: each head of each item of a batch has rows of numbers side by side.
 struct Heads {
@@ -90,8 +90,6 @@ thread_local Scratch attention_scratch;
 // Masks of booleans or of numbers, or none.
 template <typename Numbers>
 class Hiding {
-  using Number = typename Numbers::Number;
-
  public:
   Hiding(const Attention& geometry, const void* mask) : g(geometry), mask(mask) {}
 
@@ -114,12 +112,10 @@ class Hiding {
       }
       return;
     }
-    const Number* const added = static_cast<const Number*>(mask) + from;
-    const Vector same = g.mask_step == 0 ? spread(Numbers::load(added, 1)[0]) : Vector{};
-    for (int64_t place = 0; place < count; place += kLanes) {
-      const int64_t here = count - place;
-      const Vector more = g.mask_step == 0 ? same : Numbers::load(added + place, here);
-      store_some(scores + place, load_some(scores + place, here) + more, here);
+    if (static_cast<Mask>(g.masked) == Mask::kAdded) {
+      add<Numbers>(from, count, scores);
+    } else {
+      add<Float32>(from, count, scores);
     }
   }
 
@@ -128,9 +124,10 @@ class Hiding {
     const auto kind = static_cast<Mask>(g.masked);
     if (kind == Mask::kNone || g.mask_step == 0) return {0, count};
     const int64_t from = g.mask.at(item, head) + row * g.mask.row_stride;
-    const bool* const seen = static_cast<const bool*>(mask) + from;
-    const Number* const added = static_cast<const Number*>(mask) + from;
-    const auto hidden = [&](int64_t place) { return kind == Mask::kSeen ? !seen[place] : Numbers::load(added + place, 1)[0] == -INFINITY; };
+    const auto hidden = [&](int64_t place) {
+      if (kind == Mask::kSeen) return !static_cast<const bool*>(mask)[from + place];
+      return (kind == Mask::kAdded ? one<Numbers>(from + place) : one<Float32>(from + place)) == -INFINITY;
+    };
     int64_t first = 0, last = count;
     while (first < last && hidden(first)) ++first;
     while (last > first && hidden(last - 1)) --last;
@@ -138,6 +135,22 @@ class Hiding {
   }
 
  private:
+  template <typename Added>
+  float one(int64_t place) const {
+    return Added::load(static_cast<const typename Added::Number*>(mask) + place, 1)[0];
+  }
+
+  template <typename Added>
+  void add(int64_t from, int64_t count, float* scores) const {
+    const auto* const added = static_cast<const typename Added::Number*>(mask) + from;
+    const Vector same = g.mask_step == 0 ? spread(one<Added>(from)) : Vector{};
+    for (int64_t place = 0; place < count; place += kLanes) {
+      const int64_t here = count - place;
+      const Vector more = g.mask_step == 0 ? same : Added::load(added + place, here);
+      store_some(scores + place, load_some(scores + place, here) + more, here);
+    }
+  }
+
   const Attention& g;
   const void* mask;
 };

@@ -166,6 +166,20 @@ def test_attention_is_rounded_once(name: str, dtype: torch.dtype) -> None:
     assert got.stride() == model(*inputs).stride()
 
 
+FLOAT32_MASKS = [name for name, (_, mask, _) in CASES.items() if mask is not None and mask.dtype == torch.float32]
+
+
+@pytest.mark.parametrize("name", FLOAT32_MASKS)
+def test_a_mask_of_float32_is_not_rounded(name: str, dtype: torch.dtype) -> None:
+    shape, mask, options = CASES[name]
+    assert mask is not None
+    inputs = (*(tensor.to(dtype) for tensor in inputs_of(shape)), mask)
+    model: nn.Module = Net(**options)
+    bound, offered = bound_with(capture(model, inputs, lowering=Lowering.REWRITTEN), ATTENTION)
+    assert len(offered) == 1
+    assert_rounded_once(bound.run(list(inputs))[0], exact(model, *inputs), 4e-6)
+
+
 @pytest.mark.parametrize("queries", [4, 40])
 def test_not_a_number_stays_in_its_rows(queries: int, dtype: torch.dtype) -> None:
     inputs: Any = [tensor.to(dtype) for tensor in inputs_of((1, 2, 2, queries, 50, 32, 32))]
