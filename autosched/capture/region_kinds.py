@@ -94,6 +94,13 @@ def is_slow_alone(node: Node) -> bool:
     return torch.Tag.pointwise in node.op.tags and any(word in node.kind for word in _TRANSCENDENTAL)
 
 
+def rounds_to_whole(node: Node, draft: Draft) -> bool:
+    """Whether the call makes whole numbers of others."""
+    fractions = [draft.specs[value].dtype for value in node.reads() if value >= 0]
+    made = [draft.specs[value].dtype for value in node.outputs if value >= 0]
+    return any(dtype.startswith(("int", "uint")) for dtype in made) and any(dtype.startswith(("float", "bfloat")) for dtype in fractions)
+
+
 def opaque(spec: TensorSpec) -> bool:
     """Whether a tensor has a layout that only its library can read (packed weights)."""
     return len(spec.strides) != len(spec.shape)

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from autosched.capture.draft import Draft, Node
 from autosched.capture.merging import Merging
 from autosched.capture.passes.timing import products_us
-from autosched.capture.region_kinds import RegionKind, is_slow_alone, kind_of, makes_each_by_itself, matrix_read
+from autosched.capture.region_kinds import RegionKind, is_slow_alone, kind_of, makes_each_by_itself, matrix_read, rounds_to_whole
 from autosched.capture.traffic import bytes_read, bytes_written, footprint, is_view
 from autosched.core.byte_products import INT_MM, byte_product, whole_views
 
@@ -179,13 +179,16 @@ class _Partition(Merging):
                     continue
                 if self.kind[item] is RegionKind.ANCHOR and self._count(item) + self._count(index) > _MOST_CALLS // 4:
                     continue
-                # Those that read this one, too, wait for it anyway.
-                waiting = self.after[item] - {index} - self.after[index]
-                delay = own + max(0.0, self._start(index) - self._finish(item)) if waiting else 0.0
+                delay = own + max(0.0, self._start(index) - self._finish(item)) if self._delays(item, index) else 0.0
                 if delay <= self._saved(item, index) and self._worth(item, index):
                     self.merge(item, index)
                     self._forget(item)
                     break
+
+    def _delays(self, item: int, index: int) -> bool:
+        """Whether others than ``index`` read ``item`` that need not wait for ``index``."""
+        others = self.after[item] - {index} - self.after[index]
+        return any(self._convex(index, other) for other in others)
 
     def siblings(self) -> None:
         """Rule 5: clusters with the same predecessors, together no longer than a launch; first those that also have the same readers."""
@@ -222,9 +225,18 @@ class _Partition(Merging):
         return sum(not is_view(node, self._draft.storage) for node in self.members[index])
 
     def _suits(self, anchor: int, cluster: int) -> bool:
-        """Not if the cluster would be computed a number at a time, at the end of each sum of a product of one row."""
+        """Not if the cluster would be computed a number at a time, at the end of each sum of a product of one row.
+
+        Nor if an anchor's numbers are rounded to whole ones by it, or by what reads both: of two ways to compute the anchor, which differ in
+        the last bits, some would be rounded up and some down, and neither could be compared with the other.
+        """
+        if self.kind[anchor] is RegionKind.ANCHOR and any(map(self._rounds, (cluster, *(self.after[anchor] & self.after[cluster])))):
+            return False
         rows = any(matrix_read(node, self._draft) is not None for node in self.members[anchor])
         return not rows or not any(is_slow_alone(node) for node in self.members[cluster])
+
+    def _rounds(self, index: int) -> bool:
+        return any(rounds_to_whole(node, self._draft) for node in self.members[index])
 
     def _worth(self, producer: int, reader: int) -> bool:
         """Whether the producer may be put off until everything else that the reader reads is there."""
