@@ -1,10 +1,11 @@
-"""What kernels of our own are worth for products and attention in sixteen bits on a CPU, and how precise they are.
+"""What kernels of our own are worth for products and attention in sixteen bits, and products in eight, on a CPU, and how precise they are.
 
     python experiments/halves.py
 
 writes ``results/<device>/halves.json``: for layers and attention of well-known models, in bfloat16 and float16, on one thread and on all,
 the time of what PyTorch calls (weights packed for oneDNN, where that has such products) and of the kernel's in interleaved rounds, and the
-largest error of each against float64. ``--smoke`` times one in a few rounds.
+largest error of each against float64; for the same layers in eight bits, of their sums (``torch._int_mm``). ``--smoke`` times one in a few
+rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from experiments.attention import CAUSAL, PLAIN, Attention
 from experiments.kernels import PYTORCH, compared
 from experiments.serve.common import keep_shapes, parser_of
 
-DTYPES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.bfloat16, torch.float16, torch.int8)
 # Rows, inputs and outputs.
 _PRODUCTS = (
     (1, 768, 3072), (8, 768, 3072),  # steps of decoding
@@ -36,8 +37,26 @@ _ATTENTION = (
     (1, 12, 12, 256, 256, 64, CAUSAL), (1, 32, 4, 128, 128, 64, CAUSAL), (1, 12, 12, 1, 1024, 64, PLAIN), (1, 32, 8, 1, 512, 64, PLAIN),
 )  # fmt: skip
 # Each behind the place of its dtype.
-SHAPES = tuple((place, *shape) for shape in (*_PRODUCTS, *_ATTENTION) for place in range(len(DTYPES)))
+SHAPES = (
+    *((place, *shape) for shape in _PRODUCTS for place in range(3)),
+    *((place, *shape) for shape in _ATTENTION for place in range(2)),
+)
 _ROUNDS = 15
+
+
+class Sums(torch.nn.Module):
+    """A product of whole numbers in eight bits: int8 ``[rows, inputs]`` to int32 ``[rows, outputs]``, or the same in float64."""
+
+    weight: torch.Tensor
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-128, 128, (outputs, inputs)).to(torch.int8))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.is_floating_point():
+            return rows @ self.weight.to(rows.dtype).t()
+        return torch._int_mm(rows, self.weight.t())
 
 
 def measure(place: int, *numbers: int) -> dict[str, Any]:
@@ -51,14 +70,15 @@ def measure(place: int, *numbers: int) -> dict[str, Any]:
     dtype, (*shape, threads, rounds) = DTYPES[place], numbers
     if len(shape) == 3:
         rows, inputs, outputs = shape
-        model: torch.nn.Module = torch.nn.Linear(inputs, outputs)
-        given, variant = [torch.randn(rows, inputs)], Variant.OWN_PRODUCT
+        whole = not dtype.is_floating_point
+        model: torch.nn.Module = Sums(inputs, outputs) if whole else torch.nn.Linear(inputs, outputs).to(dtype)
+        given, variant = [torch.randint(-128, 128, (rows, inputs)) if whole else torch.randn(rows, inputs)], Variant.OWN_PRODUCT
     else:
         batch, heads, shared, queries, keys, width, sees = shape
-        model, variant = Attention(sees == CAUSAL, heads != shared), Variant.OWN_ATTENTION
+        model, variant = Attention(sees == CAUSAL, heads != shared).to(dtype), Variant.OWN_ATTENTION
         sizes = ((queries, heads), (keys, shared), (keys, shared))
         given = [torch.randn(batch, rows, count, width).transpose(1, 2) for rows, count in sizes]
-    found = compared(model.to(dtype).eval(), [tensor.to(dtype) for tensor in given], (variant,), threads, rounds, PYTORCH)
+    found = compared(model.eval(), [tensor.to(dtype) for tensor in given], (variant,), threads, rounds, PYTORCH)
     return {"shape": [place, *shape], "threads": threads, **found}
 
 

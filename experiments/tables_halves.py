@@ -1,4 +1,4 @@
-"""The table of products and attention in sixteen bits, from a device's ``halves.json``."""
+"""The table of products and attention in sixteen bits, and of products in eight, from a device's ``halves.json``."""
 
 from __future__ import annotations
 

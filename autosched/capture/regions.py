@@ -227,8 +227,8 @@ class _Partition(Merging):
     def _suits(self, anchor: int, cluster: int) -> bool:
         """Not if the cluster would be computed a number at a time, at the end of each sum of a product of one row.
 
-        Nor if an anchor's numbers are rounded to whole ones by it, or by what reads both: of two ways to compute the anchor, which differ in
-        the last bits, some would be rounded up and some down, and neither could be compared with the other.
+        Nor if an anchor's numbers are rounded to whole ones by it, or by what reads both: two ways to compute the anchor differ in the last
+        bits, so some would be rounded up by one and down by the other, and the two could not be compared.
         """
         if self.kind[anchor] is RegionKind.ANCHOR and any(map(self._rounds, (cluster, *(self.after[anchor] & self.after[cluster])))):
             return False

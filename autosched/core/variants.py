@@ -38,7 +38,7 @@ class Variant(enum.IntEnum):
     CUBLASLT = 6  # its calls, matrix products without a bias by cuBLASLt in the place of cuBLAS (CUDA); since bundle schema 6
     WINOGRAD_2 = 7  # its calls, 3x3 convolutions by Winograd's algorithm in tiles of 2x2 results (CPU, float32); since bundle schema 7
     WINOGRAD_4 = 8  # the same in tiles of 4x4
-    OWN_PRODUCT = 9  # its calls, products with constant weights by a kernel of our own (CPU, 16 or 32 bits); since bundle schema 8
+    OWN_PRODUCT = 9  # its calls, products with constant weights by a kernel of our own (CPU, 8 to 32 bits); since bundle schema 8
     OWN_CONVOLUTION = 10  # its calls, convolutions summed as they are by a kernel of our own (CPU, float32); since bundle schema 9
     OWN_RECURRENCE = 11  # its calls, layers of GRU and LSTM by a kernel of our own (CPU, float32); since bundle schema 9
     OWN_ATTENTION = 12  # its calls, attention by a kernel of our own (CPU, 16 or 32 bits); since bundle schema 10
