@@ -29,8 +29,9 @@ class RoundedLinear(nn.Module):
         """``x``: ``[batch, tokens, inputs]``, to ``[batch, tokens, outputs]``."""
         own = x.abs().amax(-1, keepdim=True).clamp(min=1e-7) / 127.0
         rows = torch.clamp(torch.round(x / own), -128, 127).to(torch.int8).flatten(0, 1)
-        made = torch._int_mm(rows, self.weight.t()).to(x.dtype).unflatten(0, x.shape[:2]) * own * self.scale
-        return made + self.bias
+        sums = torch._int_mm(rows, self.weight.t()).to(x.dtype)
+        made: Tensor = sums.view(*x.shape[:2], -1) * own * self.scale + self.bias
+        return made
 
 
 class Layer(nn.Module):

@@ -9,7 +9,7 @@ import torch
 
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.attention import value_of
-from autosched.capture.passes.spelling import Spelling
+from autosched.capture.passes.joined_attention import Attention, Hidden, Mask, Scores, joined, turns
 from autosched.capture.passes.views import RESHAPES
 from autosched.core.own_attention import fit_own_kernel
 from autosched.core.program import Ref
@@ -18,8 +18,6 @@ aten = torch.ops.aten
 _PRODUCTS = ("aten::matmul.default", "aten::bmm.default")
 # Scores of this size, or smaller, leave nothing of their own weight beside any that a model computes.
 _HIDES = -1e4
-# What is added to scores that a number hides. They are lost in it: a query from which everything is hidden sees all keys alike.
-_LOST = -1e30
 _SIXTEEN_BITS = ("bfloat16", "float16")
 _FUSED = ("float32", *_SIXTEEN_BITS)
 
@@ -42,7 +40,7 @@ def join_attention(draft: Draft) -> int:
     for node in draft.nodes:
         found = finder.ending_at(node)
         if found is not None:
-            made[node] = _calls(draft, node, found, finder)
+            made[node] = joined(draft, node, found, finder.users.get(node.outputs[0], ()), leaves=node.outputs[0] in finder.leaving)
     if not made:
         return 0
     draft.nodes = [each for node in draft.nodes for each in made.get(node, [node])]
@@ -56,62 +54,6 @@ def _name_dtypes(draft: Draft) -> None:
         source = node.tensor("self") if node.target == "aten::type_as.default" else None
         if source is not None and draft.specs[source].dtype != (dtype := draft.specs[node.outputs[0]].dtype):
             node.op, node.args, node.kwargs = aten._to_copy.default, (Ref(source),), {"dtype": getattr(torch, dtype)}
-
-
-@dataclass(frozen=True, slots=True)
-class _Mask:
-    """A value, and the shape of the scores that it changes: theirs, or a view's of them."""
-
-    value: int
-    among: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Hidden:
-    """Which scores are replaced.
-
-    Args:
-        value: a mask of booleans.
-        among: as of :class:`_Mask`.
-        shows: whether it is true where they are not.
-        finite: whether by a number, and not by what comes to minus infinity.
-    """
-
-    value: int
-    among: tuple[int, ...]
-    shows: bool
-    finite: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Scores:
-    """What scores are made of.
-
-    Args:
-        query: ``[..., queries, width]``.
-        turned: the keys, ``[..., width, keys]``.
-        scale: of the products.
-        factors: what they are multiplied by as well, a number for each head.
-        added: what is added to them.
-        hidden: where they become minus infinity, or a number that comes to the same, afterwards.
-    """
-
-    query: int
-    turned: int
-    scale: float = 1.0
-    factors: int | None = None
-    added: tuple[_Mask, ...] = ()
-    hidden: _Hidden | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Attention:
-    """Its scores, whose keys are ``key``: ``[..., width, keys]`` if they are ``turned``, or ``[..., keys, width]``."""
-
-    scores: _Scores
-    value: int
-    key: int
-    turned: bool
 
 
 @dataclass(slots=True)
@@ -130,7 +72,7 @@ class _Finder:
         makers = (*self.draft.prologue, *self.draft.nodes)
         self.fills = {node.outputs[0]: node for node in makers if node.kind in ("aten::full", "aten::scalar_tensor")}
 
-    def ending_at(self, node: Node) -> _Attention | None:
+    def ending_at(self, node: Node) -> Attention | None:
         """The attention whose last product ``node`` is."""
         product = self._product(node)
         if product is None:
@@ -183,13 +125,13 @@ class _Finder:
     def _same_rows(self, one: int, other: int) -> bool:
         return self.draft.specs[one].shape[-2:] == self.draft.specs[other].shape[-2:]
 
-    def _scores(self, value: int) -> _Scores | None:
+    def _scores(self, value: int) -> Scores | None:
         node = self._only_used(value)
         if node is None or node.mutates() or len(node.outputs) != 1:
             return None
         product = self._product(node)
         if product is not None:
-            return _Scores(*product)
+            return Scores(*product)
         if node.target == "aten::add.Tensor" and node.argument("alpha") == 1:
             return self._sum(node, value)
         if node.target == "aten::baddbmm.default":
@@ -209,7 +151,7 @@ class _Finder:
             return self._scores(source) if source is not None and self._same_rows(source, value) else None
         return None
 
-    def _hiding(self, node: Node, value: int) -> _Scores | None:
+    def _hiding(self, node: Node, value: int) -> Scores | None:
         """Scores, some of which are replaced by a number."""
         for source, mask, shows, by in _replacing(node):
             number = self._number(by)
@@ -219,7 +161,7 @@ class _Finder:
             if below is None or below.hidden is not None or self.draft.specs[mask].dtype != "bool":
                 continue
             finite = math.isfinite(number) and not self._leaves_some(mask, shows)
-            return replace(below, hidden=_Hidden(mask, self.draft.specs[value].shape, shows, finite))
+            return replace(below, hidden=Hidden(mask, self.draft.specs[value].shape, shows, finite))
         return None
 
     def _number(self, item: object) -> float | None:
@@ -236,7 +178,7 @@ class _Finder:
             self.sees[mask, shows] = known is not None and bool((known if shows else ~known).any(-1).all())
         return self.sees[mask, shows]
 
-    def _by_heads(self, node: Node, value: int) -> _Scores | None:
+    def _by_heads(self, node: Node, value: int) -> Scores | None:
         """As Swin's second version has it."""
         below, factors = self._below(node, value), node.tensor("other")
         if below is None or factors is None or below.added or below.hidden is not None or below.factors is not None:
@@ -246,7 +188,7 @@ class _Finder:
         alike = query.shape[:-1] == self.draft.specs[value].shape[:-1]
         return replace(below, factors=factors) if alike and spec.shape[-2:] == (1, 1) else None
 
-    def _sum(self, node: Node, value: int) -> _Scores | None:
+    def _sum(self, node: Node, value: int) -> Scores | None:
         one, other = node.tensor("self"), node.tensor("other")
         if one is None or other is None or one == other:
             return None
@@ -254,21 +196,21 @@ class _Finder:
             if self.draft.specs[scores].shape == self.draft.specs[value].shape:
                 below = self._scores(scores)
                 if below is not None and below.hidden is None:
-                    return replace(below, added=(*below.added, _Mask(mask, self.draft.specs[value].shape)))
+                    return replace(below, added=(*below.added, Mask(mask, self.draft.specs[value].shape)))
         return None
 
-    def _product_and_mask(self, node: Node, value: int) -> _Scores | None:
+    def _product_and_mask(self, node: Node, value: int) -> Scores | None:
         """As ``torch.nn.MultiheadAttention`` has it."""
         mask, query, turned = node.tensor("self"), node.tensor("batch1"), node.tensor("batch2")
         if mask is None or query is None or turned is None or (node.argument("beta"), node.argument("alpha")) != (1, 1):
             return None
-        return _Scores(query, turned, added=(_Mask(mask, self.draft.specs[value].shape),))
+        return Scores(query, turned, added=(Mask(mask, self.draft.specs[value].shape),))
 
-    def _below(self, node: Node, value: int) -> _Scores | None:
+    def _below(self, node: Node, value: int) -> Scores | None:
         source = node.tensor("self")
         return None if source is None or self.draft.specs[source].shape != self.draft.specs[value].shape else self._scores(source)
 
-    def _attention(self, scores: _Scores, value: int) -> _Attention:
+    def _attention(self, scores: Scores, value: int) -> Attention:
         """Of queries as they were before all were multiplied by a number, if they were, and of what was made float32 for the product."""
         narrow = self.draft.specs[value].dtype in _SIXTEEN_BITS
         query = self._before(scores.query) if narrow else scores.query
@@ -279,7 +221,7 @@ class _Finder:
             query, scores = source, replace(scores, scale=scores.scale * factor)
         turned = self._before(scores.turned) if narrow else scores.turned
         key = self._turned_back(turned)
-        found = _Attention(replace(scores, query=query), value, turned if key is None else key, turned=key is None)
+        found = Attention(replace(scores, query=query), value, turned if key is None else key, turned=key is None)
         return replace(found, scores=replace(found.scores, query=self._before(query)), key=self._before(found.key)) if narrow else found
 
     def _before(self, value: int) -> int:
@@ -292,9 +234,9 @@ class _Finder:
         """The keys that ``turned`` is a view of, with its last two dimensions exchanged, if it is one."""
         node = self.producers.get(turned)
         dimensions = len(self.draft.specs[turned].shape)
-        return node.tensor("self") if node is not None and _turns(node, dimensions - 2, dimensions) else None
+        return node.tensor("self") if node is not None and turns(node, dimensions - 2, dimensions) else None
 
-    def _fits(self, found: _Attention, last: Node) -> bool:
+    def _fits(self, found: Attention, last: Node) -> bool:
         specs, scores = self.draft.specs, found.scores
         tensors = [specs[value] for value in (scores.query, found.key, found.value, last.outputs[0])]
         query, key, value, _ = tensors
@@ -357,79 +299,3 @@ def _factor_of(node: Node) -> float | None:
     if node.kind == "aten::mul":
         return float(number)
     return 1.0 / number if number else None
-
-
-def _calls(draft: Draft, last: Node, found: _Attention, finder: _Finder) -> list[Node]:
-    """What stands in the place of ``last``."""
-    spell = Spelling(draft, last)
-    flat = len(draft.specs[found.value].shape) == 3
-    key = spell.call(aten.transpose.int, Ref(found.key), -2, -1) if found.turned else Ref(found.key)
-    query = Ref(found.scores.query)
-    if found.scores.factors is not None:
-        query = spell.call(aten.mul.Tensor, query, Ref(found.scores.factors))
-    operands = [query, key, Ref(found.value)]
-    if flat:
-        operands = [spell.call(aten.unsqueeze.default, value, 0) for value in operands]
-    mask = _mask(spell, found.scores)
-    made = spell.call(aten.scaled_dot_product_attention.default, *operands, *(() if mask is None else (mask,)), scale=found.scores.scale)
-    spell.calls[-1].name = "scaled_dot_product_attention"
-    if flat:
-        made = spell.call(aten.squeeze.dim, made, 0)
-    # Rows of all heads lie side by side, as most models go on; for one that goes on otherwise they are laid out head by head, as before.
-    users = finder.users.get(last.outputs[0], ())
-    if last.outputs[0] in finder.leaving or not all(_turns(user, *((0, 3) if flat else (1, 4))) for user in users):
-        spell.call(aten.clone.default, made, memory_format=torch.contiguous_format)
-    return spell.finished()
-
-
-def _turns(node: Node, place: int, dimensions: int) -> bool:
-    """Whether ``node`` exchanges the dimension at ``place`` and the one behind it, of so many, and no others."""
-    if node.target == "aten::transpose.int":
-        return {dim % dimensions for dim in (node.argument("dim0"), node.argument("dim1")) if isinstance(dim, int)} == {place, place + 1}
-    order = node.argument("dims") if node.target == "aten::permute.default" else None
-    wanted = [*range(place), place + 1, place, *range(place + 2, dimensions)]
-    return isinstance(order, list) and [dim % dimensions for dim in order] == wanted
-
-
-def _mask(spell: Spelling, scores: _Scores) -> Ref | None:
-    """One mask of all there are, of two or four dimensions."""
-    specs = spell.draft.specs
-    whole = (*specs[scores.query].shape[:-1], specs[scores.turned].shape[-1])
-
-    def laid_out(mask: _Mask | _Hidden) -> Ref:
-        value, spec = Ref(mask.value), specs[mask.value]
-        same = _same_at_end(mask.among, whole)
-        shape = spec.shape
-        if len(shape) > same:
-            value = spell.call(aten.expand.default, value, [*mask.among[:-same], *shape[-same:]])
-            shape = (*whole[:-same], *shape[-same:])
-            value = spell.call(aten.clone.default, value, memory_format=torch.contiguous_format)
-            value = spell.call(aten.view.default, value, list(shape))
-        elif spec.shape[-1] > 1 and spec.strides[-1] > 1:
-            # Kernels go along keys: numbers that lie apart, as of tables of places and heads, would take them longer at every query.
-            value = spell.call(aten.clone.default, value, memory_format=torch.contiguous_format)
-        return spell.call(aten.unsqueeze.default, value, 0) if len(shape) == 3 else value
-
-    made: Ref | None = None
-    for each in scores.added:
-        mask = laid_out(each)
-        made = mask if made is None else spell.call(aten.add.Tensor, made, mask)
-    if (hides := scores.hidden) is None:
-        return made
-    hidden = laid_out(hides)
-    if made is None and not hides.finite:
-        return hidden if hides.shows else spell.call(aten.logical_not.default, hidden)
-    hidden = spell.call(aten.logical_not.default, hidden) if hides.shows else hidden
-    if made is not None:
-        if hides.finite and all(specs[each.value].dtype != "float32" for each in scores.added):
-            # Which float16 does not reach.
-            made = spell.call(aten._to_copy.default, made, dtype=torch.float32)
-        return spell.call(aten.masked_fill.Scalar, made, hidden, _LOST if hides.finite else -math.inf)
-    # Minus infinity would make NaN of a query that sees nothing.
-    return spell.call(aten.mul.Tensor, spell.call(aten._to_copy.default, hidden, dtype=torch.float32), _LOST)
-
-
-def _same_at_end(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many dimensions, counted from the last, are the same in both; as many as there are, if all are."""
-    pairs = zip(reversed(one), reversed(other), strict=False)
-    return next((place for place, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(one), len(other)))
