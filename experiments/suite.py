@@ -43,6 +43,7 @@ CPU_SUITE = (
     "autosched:moe",
     "autosched:decoder",
     "autosched:decoder_int8",
+    "autosched:encoder_int8",
     "transformers:bert",
     "transformers:t5",
     "torchvision:squeezenet1_1",

@@ -26,6 +26,7 @@ from autosched.capture.passes.extremes import drop_places
 from autosched.capture.passes.gates import hand_on_gates
 from autosched.capture.passes.identities import drop_identities
 from autosched.capture.passes.instance_norm import spell_instance_norms
+from autosched.capture.passes.named_activations import name_activations
 from autosched.capture.passes.output_layout import restore_output_layout
 from autosched.capture.passes.padding import hand_on_padding
 from autosched.capture.passes.parallel_convolutions import join_parallel_convolutions
@@ -72,6 +73,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("drop_identities", drop_identities),
     Pass("eliminate_common_calls", eliminate_common_calls),
     Pass("fold_constants", fold_constants),
+    Pass("name_activations", name_activations, changes_values=True, only_on="cpu"),
     Pass("spell_einsums", spell_einsums, changes_values=True, only_on="cpu"),
     Pass("order_token_pictures", order_token_pictures, changes_values=True, only_on="cpu"),
     Pass("join_attention", join_attention, changes_values=True, only_on="cpu"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -521,3 +523,20 @@ def test_vectors_are_no_longer_than_features_are_asked_to_fill() -> None:
     library = kernel_library()
     assert isinstance(library, Library)
     assert 16 % library.lanes == 0
+
+
+def test_gelu_as_gpt_2_spells_it_is_computed_with_its_product() -> None:
+    class Spelled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(32, 48)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            made = self.linear(x)
+            return 0.5 * made * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (made + 0.044715 * torch.pow(made, 3.0))))
+
+    x, model = torch.randn(40, 32), Spelled().eval()
+    found = capture(model, (x,), lowering=Lowering.REWRITTEN)
+    bound, offered = bound_with(found, Variant.OWN_PRODUCT)
+    assert len(offered) == len(found.program.graph) == 1
+    assert torch.allclose(bound.run([x])[0], model(x), atol=1e-6)
