@@ -190,7 +190,6 @@ LEFT_ALONE: dict[str, Body] = {
     "a residual behind it": lambda m, x: torch.relu(m.deep(m.bare(y := torch.tanh(m.one(x)))) + y),
     "a residual between them": lambda m, x: m.deep(m.bare(y := torch.tanh(m.one(x))) + y),
     "another reader": lambda m, x: m.deep(y := m.one(x)) * y,
-    "one alone": lambda m, x: m.deep(torch.tanh(m.one(x))),
 }
 
 

@@ -19,7 +19,7 @@ from autosched.core.program import Call, Ref
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.pipeline.inductor_capture import capture_inductor
-from autosched.runtime.cpu_kernels import steps
+from autosched.runtime.cpu_kernels import steps, ways
 from autosched.runtime.cpu_kernels.convolution import Convolution, Follows, read_convolution
 from autosched.runtime.cpu_kernels.direct import geometry, read_direct, read_scaled
 from autosched.runtime.cpu_kernels.library import Library, kernel_library
@@ -454,7 +454,7 @@ def test_tensors_of_another_form_are_refused_when_they_come() -> None:
 
 def test_a_kernel_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _, x, found = captured(COMPUTED["channels apart"])
-    monkeypatch.setattr(steps, "summed", lambda *args, **named: 1.01 * summed(*args, **named))
+    monkeypatch.setattr(ways, "summed", lambda *args, **named: 1.01 * summed(*args, **named))
     bound, [index] = bound_with(found, OWN)
     made = library_of(found).kernel(index, 1, OWN, bind(found.program, found.constants, "cpu"))
     assert isinstance(made, Refused)

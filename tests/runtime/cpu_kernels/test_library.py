@@ -43,7 +43,7 @@ def test_kernels_that_lack_memory_fail_as_operators_do(threads: int, monkeypatch
         made[4] = 2**50  # pixels of a line, for which there is no memory to work in
         return made
 
-    monkeypatch.setattr(steps, "_POOLING", dataclasses.replace(way, numbers=numbers))
+    monkeypatch.setattr(steps, "POOLING", dataclasses.replace(way, numbers=numbers))
     monkeypatch.setattr(steps, "_difference", lambda *given: "")
     bound, [_] = bound_with(found, Variant.OWN_POOLING, threads)
     executor = LaneExecutor(bound, make_plan(found.program.graph, sequential(found.program.graph, width=threads)), LanePool())

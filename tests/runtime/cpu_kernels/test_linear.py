@@ -20,7 +20,7 @@ from autosched.core.program import Call, Many, Ref
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
 from autosched.pipeline.inductor_capture import capture_inductor
-from autosched.runtime.cpu_kernels import steps
+from autosched.runtime.cpu_kernels import ways
 from autosched.runtime.cpu_kernels.convolution import Follows
 from autosched.runtime.cpu_kernels.library import Library, kernel_library
 from autosched.runtime.cpu_kernels.linear import Linear, read_linear
@@ -468,7 +468,7 @@ def test_new_weights_are_those_of_the_next_call(name: str, tmp_path: Path) -> No
 
 def test_a_kernel_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _, x, found = captured(COMPUTED["linear"])
-    monkeypatch.setattr(steps, "in_blocks", lambda *args: 1.01 * in_blocks(*args))
+    monkeypatch.setattr(ways, "in_blocks", lambda *args: 1.01 * in_blocks(*args))
     [index] = [place for place, row in enumerate(offered_variants(found.program, "cpu")) if OWN in row]
     bound = bind(found.program, found.constants, "cpu")
     made = library_of(found).kernel(index, 1, OWN, bound)

@@ -237,7 +237,7 @@ def test_a_kernel_that_computes_something_else_is_refused(monkeypatch: pytest.Mo
     def wrong(item: Pooling, graph: OpGraph, width: int) -> torch.Tensor:
         return geometry(dataclasses.replace(item, divisor=7), graph, width)
 
-    monkeypatch.setattr(steps, "_POOLING", dataclasses.replace(steps.WAYS[OWN], numbers=wrong))
+    monkeypatch.setattr(steps, "POOLING", dataclasses.replace(steps.WAYS[OWN], numbers=wrong))
     made = library_of(found).kernel(index, 1, OWN, bind(found.program, found.constants, "cpu"))
     assert isinstance(made, Refused)
     assert "computes something else" in made.reason

@@ -15,7 +15,7 @@ from autosched.core.errors import UsageError
 from autosched.core.graph import OpGraph, ValueRole
 from autosched.core.program import Call, Many
 from autosched.core.variants import Lowering, Variant
-from autosched.runtime.cpu_kernels import recurrent, steps
+from autosched.runtime.cpu_kernels import recurrent, ways
 from autosched.runtime.cpu_kernels.library import Library, kernel_library
 from autosched.runtime.cpu_kernels.recurrent import Recurrence, packed, read_recurrence
 from autosched.runtime.inductor.common import Refused
@@ -254,7 +254,7 @@ def test_it_is_offered_in_every_lowering_but_aten_and_not_where_it_is_switched_o
         assert not any(OWN in row for row in offered_variants(found.program, "cuda"))
     monkeypatch.setenv("AUTOSCHED_RECURRENCE", "0")
     assert not any(OWN in row for row in offered_variants(found.program, "cpu"))
-    assert steps.missing_kernel(OWN) == "switched off by AUTOSCHED_RECURRENCE=0"
+    assert ways.missing_kernel(OWN) == "switched off by AUTOSCHED_RECURRENCE=0"
     monkeypatch.setenv("AUTOSCHED_RECURRENCE", "no")
     with pytest.raises(UsageError, match="AUTOSCHED_RECURRENCE is 'no'; expected 1, or 0"):
         offered_variants(found.program, "cpu")

@@ -24,7 +24,7 @@ from autosched.core.variants import Lowering, Variant
 from autosched.pipeline.inductor_capture import capture_inductor
 from autosched.runtime.bundle.format import read_bundles
 from autosched.runtime.cpu_kernels import library as libraries
-from autosched.runtime.cpu_kernels import steps
+from autosched.runtime.cpu_kernels import steps, ways
 from autosched.runtime.cpu_kernels.library import Library, kernel_library
 from autosched.runtime.cpu_kernels.weights import transformed
 from autosched.runtime.cpu_kernels.winograd import read_winograd
@@ -216,13 +216,15 @@ def test_weights_that_another_call_of_the_same_operator_reads_are_kept() -> None
     assert kept[convolution.weight] is bound.constants[convolution.weight]
 
 
-@pytest.mark.parametrize(("made", "reason"), [("example_of", "does not run"), ("transformed", "its weights cannot be made ready")])
-def test_what_does_not_fit_into_memory_is_a_reason(made: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("room", "made", "reason"), [(steps, "example_of", "does not run"), (ways, "transformed", "its weights cannot be made ready")]
+)
+def test_what_does_not_fit_into_memory_is_a_reason(room: types.ModuleType, made: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def too_large(*_: object) -> torch.Tensor:
         return torch.empty(1 << 60)
 
     _, _, found = captured(COMPUTED["plain"])
-    monkeypatch.setattr(steps, made, too_large)
+    monkeypatch.setattr(room, made, too_large)
     [index] = [place for place, row in enumerate(offered_variants(found.program, "cpu")) if Variant.WINOGRAD_2 in row]
     refused = library_of(found).kernel(index, 1, Variant.WINOGRAD_2, bind(found.program, found.constants, "cpu"))
     assert isinstance(refused, Refused)
@@ -336,7 +338,7 @@ def test_tensors_of_another_form_are_refused_when_they_come() -> None:
 
 def test_a_kernel_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _, x, found = captured(COMPUTED["plain"])
-    monkeypatch.setattr(steps, "transformed", lambda *args: 1.01 * transformed(*args))
+    monkeypatch.setattr(ways, "transformed", lambda *args: 1.01 * transformed(*args))
     bound, [index] = bound_with(found, Variant.WINOGRAD_2)
     assert not any(isinstance(item, RunKernel) for item in instructions_of(bound.kernels[index]) or ())
     made = library_of(found).kernel(index, 1, Variant.WINOGRAD_2, bind(found.program, found.constants, "cpu"))
@@ -481,9 +483,9 @@ def test_what_is_loaded_is_not_missing_once_the_cache_is_empty(monkeypatch: pyte
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "empty"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    assert steps.missing_kernel(Variant.WINOGRAD_2) == ""
+    assert ways.missing_kernel(Variant.WINOGRAD_2) == ""
     monkeypatch.setattr(libraries, "_state", libraries._State())
-    assert "no C++ compiler" in steps.missing_kernel(Variant.WINOGRAD_2)
+    assert "no C++ compiler" in ways.missing_kernel(Variant.WINOGRAD_2)
 
 
 def test_a_file_that_uses_it_is_degraded_where_the_compiler_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
