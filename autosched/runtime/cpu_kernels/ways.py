@@ -109,7 +109,7 @@ def _multiplying(library: Library, item: Linear | ByteLinear) -> Entry:
 
 POOLING = Way(
     own_pooling_wanted,
-    "AUTOSCHEDPOOLING",
+    "AUTOSCHED_POOLING",
     lambda call, graph, calls: pooling.read_pooling(call, graph),
     None,
     pooling.geometry,
