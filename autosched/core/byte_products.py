@@ -12,16 +12,18 @@ from typing import Protocol
 
 from autosched.core.graph import TensorSpec
 from autosched.core.program import Ref
+from autosched.core.specs import is_dense
 
 INT_MM = "aten::_int_mm.default"
 _VIEWS = frozenset(
     f"aten::{name}" for name in ("view.default", "_unsafe_view.default", "reshape.default", "unsqueeze.default", "squeeze.dim")
 )
 _COPIES = frozenset({"aten::_to_copy.default"})
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "aten::relu.default": "relu", "aten::silu.default": "swish", "aten::sigmoid.default": "sigmoid", "aten::tanh.default": "tanh",
     "aten::gelu.default": "gelu",
 }  # fmt: skip
+"""oneDNN's names of what may follow a product."""
 _MADE = frozenset({"float32", "bfloat16", "float16"})
 
 
@@ -122,8 +124,8 @@ def _takes(found: ByteProduct, call: AnyCall, specs: Mapping[int, TensorSpec], v
         return False
     if call.target in _COPIES:
         return True
-    if call.target in _ACTIVATIONS and specs[found.made].dtype in _MADE:
-        found.activation = _ACTIVATIONS[call.target]
+    if call.target in ACTIVATIONS and specs[found.made].dtype in _MADE:
+        found.activation = ACTIVATIONS[call.target]
         found.algorithm = _approximate(call) if found.activation == "gelu" else ""
         return True
     return call.target in ("aten::mul.Tensor", "aten::add.Tensor") and _scales_or_adds(found, call, specs, views)
@@ -161,18 +163,6 @@ def whole_views(calls: Iterable[AnyCall], specs: Mapping[int, TensorSpec]) -> di
             if is_dense(specs[of]) and is_dense(specs[made]):
                 found[made] = of
     return found
-
-
-def is_dense(spec: TensorSpec) -> bool:
-    """Whether its elements lie one behind the other."""
-    if len(spec.strides) != len(spec.shape):
-        return False
-    step = 1
-    for size, stride in zip(reversed(spec.shape), reversed(spec.strides), strict=True):
-        if size != 1 and stride != step:
-            return False
-        step *= size
-    return True
 
 
 def _whole(value: int, views: Mapping[int, int]) -> int:

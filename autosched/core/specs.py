@@ -15,6 +15,18 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), strides)
 
 
+def is_dense(spec: TensorSpec) -> bool:
+    """Whether its elements lie one behind the other."""
+    if len(spec.strides) != len(spec.shape):
+        return False
+    step = 1
+    for size, stride in zip(reversed(spec.shape), reversed(spec.strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
 def only_adds_to_tensors(tensor: torch.Tensor) -> bool:
     """Whether its class is another, of a library's own (an image that knows what it is), around the memory of a plain tensor.
 

@@ -5,25 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from autosched.zoo_models.decoder_int8 import EightBitLinear
+
 LAYERS, WIDTH, HEADS, INNER, WORDS, TOKENS = 6, 768, 12, 3072, 8192, 32
 
 
-class RoundedLinear(nn.Module):
+class RoundedLinear(EightBitLinear):
     """A linear layer with its weight in eight bits and a scale for each output, whose rows are rounded to eight bits as well.
 
     So that of each row the largest number becomes 127: what torchao's ``Int8DynamicActivationInt8WeightConfig`` makes of a layer.
-    Buffers: ``weight`` int8 ``[outputs, inputs]``, ``scale`` ``[outputs]``.
     """
-
-    weight: Tensor
-    scale: Tensor
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.bias = layer.bias
-        scale = layer.weight.detach().abs().amax(1) / 127.0
-        self.register_buffer("weight", torch.round(layer.weight.detach() / scale[:, None]).to(torch.int8))
-        self.register_buffer("scale", scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x``: ``[batch, tokens, inputs]``, to ``[batch, tokens, outputs]``."""

@@ -77,7 +77,7 @@ class _Finder:
         """
         if last.kind not in _LAST or not self._fits(last, last):
             return None
-        calls, read = [last], self._tensors(last)
+        calls, read = [last], set(last.reads())
         while len(calls) < _MOST_CALLS:
             if len(read) == 1 and any(call.kind in _CURVED for call in calls):
                 [source] = read
@@ -89,11 +89,8 @@ class _Finder:
             if latest is None or not self._fits(latest, last) or not self._alone(latest, calls):
                 return None
             calls.append(latest)
-            read = (read - set(latest.outputs)) | self._tensors(latest)
+            read = (read - set(latest.outputs)) | set(latest.reads())
         return None
-
-    def _tensors(self, node: Node) -> set[int]:
-        return set(node.reads())
 
     def _fits(self, node: Node, last: Node) -> bool:
         """Whether each number that it makes comes from one number in the same place."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from autosched.core.byte_products import ACTIVATIONS
 from autosched.core.gelu import CUBIC, LINEAR
 from autosched.core.graph import OpGraph
 from autosched.core.program import Argument, Call, Ref
@@ -12,11 +13,6 @@ from autosched.runtime.cpu_kernels.convolution import follows_of
 from autosched.runtime.cpu_kernels.linear import Linear, is_dense, read_linear
 from autosched.runtime.instructions import Window
 
-# By oneDNN's names.
-_ACTIVATIONS = {
-    "aten::relu.default": "relu", "aten::silu.default": "swish", "aten::sigmoid.default": "sigmoid", "aten::tanh.default": "tanh",
-    "aten::gelu.default": "gelu",
-}  # fmt: skip
 _TIMES, _PLUS, _SIGMOID = "aten::mul.Tensor", "aten::add.Tensor", "aten::sigmoid.default"
 
 
@@ -60,7 +56,7 @@ def _followed(call: Call, graph: OpGraph, calls: Sequence[Call], writes: Iterabl
 
 
 def _read(call: Call, producers: dict[int, Call]) -> _Activation | None:
-    name = _ACTIVATIONS.get(call.target)
+    name = ACTIVATIONS.get(call.target)
     if name is None:
         return _read_spelled(call, producers)
     named = dict(call.kwargs)

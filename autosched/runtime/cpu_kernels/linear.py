@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from autosched.config import own_products_wanted
+from autosched.core import specs
 from autosched.core.graph import Operator, OpGraph, TensorSpec, ValueRole
 from autosched.core.program import Call, Ref
 from autosched.runtime.cpu_kernels.convolution import Follows, follows_of
@@ -211,11 +212,4 @@ def geometry_of_halves(linear: Linear, width: int) -> torch.Tensor:
 
 def is_dense(spec: TensorSpec, dtype: str = "float32") -> bool:
     """Whether it is of ``dtype``, and its elements lie one behind the other."""
-    if spec.dtype != dtype or len(spec.strides) != len(spec.shape):
-        return False
-    step = 1
-    for size, stride in zip(reversed(spec.shape), reversed(spec.strides), strict=True):
-        if size != 1 and stride != step:
-            return False
-        step *= size
-    return True
+    return spec.dtype == dtype and specs.is_dense(spec)
