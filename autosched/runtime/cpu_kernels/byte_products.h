@@ -116,7 +116,7 @@ template <typename Way, typename Made>
 void multiply_bytes_by(const ByteLayer& layer, const int8_t* source, const Made& made, const Half* weights) {
   const HalfLayer g{.threads = layer.threads, .rows = layer.rows, .channels = layer.channels / 2, .features = layer.features, .format = 0, .following = {}};
   const auto* const corrections = reinterpret_cast<const float*>(weights + g.channels * whole(g.features));
-  multiply_all<Way>(g, reinterpret_cast<const Half*>(source), weights, [&](int64_t first, int64_t count, int64_t feature, int64_t width, const float* sums) {
+  multiply_all<Way>(g, reinterpret_cast<const Half*>(source), weights, [&](int64_t first, int64_t count, int64_t feature, int64_t width, const float* sums) __attribute__((noinline)) {
     for (int64_t place = 0; place < width; place += kLanes) {
       const int64_t some = std::min<int64_t>(kLanes, g.features - feature - place);
       const Bits correction = Way::kTooLarge ? load<Bits>(corrections + feature + place) : Bits{};

@@ -83,11 +83,7 @@ class Chain {
     for (int64_t down = lines.first; down < lines.last; ++down) {
       const int64_t top = down * g.step_down - g.top;
       const int64_t begin = std::max<int64_t>(top, 0), end = std::min(top + g.tall, g.height);
-      for (next = std::max(next, begin); next < end; ++next) {
-        float* const to = between + next % g.tall * line + g.left * width;
-        const typename Summed::Target target{to, width, false, {first_bias + feature, nullptr, first.following.read(), width}};
-        summed.some((batch * g.height + next) * g.width, g.width, {block, block + 1}, false, [&](int64_t) { return target; });
-      }
+      for (next = std::max(next, begin); next < end; ++next) fill(batch, next, block, between + next % g.tall * line + g.left * width);
       const float* rows[kMostTall];
       for (int64_t y = begin; y < end; ++y) rows[y - begin] = between + y % g.tall * line;
       float* const results = made + (batch * g.out_height + down) * g.out_width * g.channels + feature;
@@ -104,6 +100,13 @@ class Chain {
       }
       if (follows.activation != Activation::kNone) follows.over(results, g.out_width, g.channels, std::min(width, g.channels - feature));
     }
+  }
+
+  // A line of the first, of the channels of a block.
+  void fill(int64_t batch, int64_t line, int64_t block, float* to) const {
+    const int64_t feature = block * kBlock, width = block_width(summed.padded, feature);
+    const typename Summed::Target target{to, width, false, {first_bias + feature, nullptr, first.following.read(), width}};
+    summed.some((batch * g.height + line) * g.width, g.width, {block, block + 1}, false, [&](int64_t) { return target; });
   }
 
   // The first ``count`` of some results of channels from ``channel`` on, ``place`` behind the beginning of their block.

@@ -25,8 +25,8 @@ class HalfProducts {
   }
 
  private:
-  // Results of ``count`` rows, from ``first`` on, of the features of a block.
-  void finish(int64_t first, int64_t count, int64_t feature, int64_t width, const float* sums) const {
+  // Results of ``count`` rows, from ``first`` on, of the features of a block. Called in many places, each of which would have its own.
+  __attribute__((noinline)) void finish(int64_t first, int64_t count, int64_t feature, int64_t width, const float* sums) const {
     Half* const to = made + first * g.features + feature;
     if (width == kBlock && feature + width <= g.features) {
       if (follows.activation == Activation::kNone) return whole_block<Activation::kNone>(to, count, feature, sums);

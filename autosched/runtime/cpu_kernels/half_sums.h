@@ -103,8 +103,8 @@ class ByVectors {
         const Share here(count, static_cast<int>(time), static_cast<int>(times));
         const int64_t some = here.last - here.first;
         const Rows rows{numbers + here.first * channels, channels, sums, kBlock, false, false, time == 0 ? ahead : nullptr};
-        width == kBlock ? ::block<Factors, 2, true, false>(some, rows, weights, channels, {})
-                        : ::block<Factors, 1, true, false>(some, rows, weights, channels, {.features = width});
+        width == kBlock ? ::block<Factors, 2, false>(some, rows, weights, channels, {})
+                        : ::block<Factors, 1, false>(some, rows, weights, channels, {.features = width});
         finish(here.first, some, feature, width, sums);
       }
     });

@@ -68,23 +68,28 @@ struct End {
   bool last = true;
 };
 
-// The results at ``made + place``, in the vector of the block that begins at ``vector``; an activation is still to follow. ``Whole``: all of the
-// vector are results.
-template <bool Whole>
-void finish(Vector value, const Rows& rows, const End& end, int64_t place, int64_t vector) {
-  const int64_t count = Whole ? kLanes : end.features - vector;
-  if (rows.more) value += load_some(rows.made + place, count);
-  if (end.last) {
-    if (end.bias != nullptr) value += load_some(end.bias + vector, count);
-    if (end.residual != nullptr) value += load_some(end.residual + place, count);
-    value = end.follows.limited(value);
+// The same of sums that lie in memory, those of ``vectors`` of features for each of ``count`` rows from ``first`` on: where others are added, or not
+// all are results. An activation is still to follow. Takes more code than should stand in each of the many copies of what makes sums.
+__attribute__((noinline)) void finish(const Vector* sums, int count, int vectors, const Rows& rows, int64_t first, const End& end) {
+  for (int row = 0; row < count; ++row) {
+    for (int place = 0; place < vectors; ++place) {
+      const int64_t vector = place * kLanes, some = end.features - vector, to = (first + row) * rows.features + vector;
+      if (some <= 0) break;
+      Vector value = sums[row * vectors + place];
+      if (rows.more) value += load_some(rows.made + to, some);
+      if (end.last) {
+        if (end.bias != nullptr) value += load_some(end.bias + vector, some);
+        if (end.residual != nullptr) value += load_some(end.residual + to, some);
+        value = end.follows.limited(value);
+      }
+      store_some(rows.made + to, value, some);
+    }
   }
-  store_some(rows.made + place, value, count);
 }
 
 // ``Count`` rows of a block of ``Vectors``: every sum over channels in their order, so that it does not depend on what else is computed.
-// ``Whole``: all of the block are results. ``ahead``: what is fetched meanwhile, ``step`` bytes with each channel.
-template <typename Factors, int Count, int Vectors, bool Whole, bool Turned>
+// ``ahead``: what is fetched meanwhile, ``step`` bytes with each channel.
+template <typename Factors, int Count, int Vectors, bool Turned>
 void block_rows(const Rows& rows, int64_t first, const typename Factors::Weight* weights, int64_t channels, const End& end, const char* ahead, int64_t step) {
   const float* const numbers = rows.numbers + (Turned ? first : first * rows.apart);
   const int64_t apart = rows.apart;
@@ -113,42 +118,35 @@ void block_rows(const Rows& rows, int64_t first, const typename Factors::Weight*
     }
     return;
   }
-  // Most sums are finished here, of two questions less for each than the others.
-  if (end.last && !rows.more && end.residual == nullptr) {
+  // Most sums are finished here.
+  if (end.last && !rows.more && end.residual == nullptr && end.features >= Vectors * kLanes) {
 #pragma GCC unroll 2
     for (int place = 0; place < Vectors; ++place) {
-      const int64_t vector = place * kLanes, here = Whole ? kLanes : end.features - vector;
+      const int64_t vector = place * kLanes;
       // Nothing is added with a minus zero, which leaves even that as it is.
-      const Vector bias = end.bias == nullptr ? spread(-0.0f) : load_some(end.bias + vector, here);
+      const Vector bias = end.bias == nullptr ? spread(-0.0f) : load<Vector>(end.bias + vector);
 #pragma GCC unroll 16
       for (int row = 0; row < Count; ++row) {
-        store_some(rows.made + (first + row) * rows.features + vector, end.follows.limited(sums[row][place] + bias), here);
+        store(rows.made + (first + row) * rows.features + vector, end.follows.limited(sums[row][place] + bias));
       }
     }
   } else {
-#pragma GCC unroll 16
-    for (int row = 0; row < Count; ++row) {
-#pragma GCC unroll 2
-      for (int place = 0; place < Vectors; ++place) {
-        const int64_t to = (first + row) * rows.features + place * kLanes;
-        Whole ? finish<true>(sums[row][place], rows, end, to, place * kLanes) : finish<false>(sums[row][place], rows, end, to, place * kLanes);
-      }
-    }
+    finish(&sums[0][0], Count, Vectors, rows, first, end);
   }
   if (end.last && end.follows.activation != Activation::kNone) end.follows.over(rows.made + first * rows.features, Count, rows.features, end.features);
 }
 
-template <typename Factors, int Count, int Vectors, bool Whole, bool Turned>
+template <typename Factors, int Count, int Vectors, bool Turned>
 void some_rows(
     int64_t count, const Rows& rows, int64_t first, const typename Factors::Weight* weights, int64_t channels, const End& end, const char* ahead, int64_t step) {
   if constexpr (Count > 0) {
-    if (count == Count) return block_rows<Factors, Count, Vectors, Whole, Turned>(rows, first, weights, channels, end, ahead, step);
-    some_rows<Factors, Count - 1, Vectors, Whole, Turned>(count, rows, first, weights, channels, end, ahead, step);
+    if (count == Count) return block_rows<Factors, Count, Vectors, Turned>(rows, first, weights, channels, end, ahead, step);
+    some_rows<Factors, Count - 1, Vectors, Turned>(count, rows, first, weights, channels, end, ahead, step);
   }
 }
 
 // As few times as it takes, about as many rows each time.
-template <typename Factors, int Vectors, bool Whole, bool Turned>
+template <typename Factors, int Vectors, bool Turned>
 void block(int64_t count, const Rows& rows, const typename Factors::Weight* weights, int64_t channels, const End& end) {
   const int64_t most = Turned || channels <= kShortSum ? kRows : kRowsOfLongSums;
   const int64_t times = (count + most - 1) / most;
@@ -159,7 +157,7 @@ void block(int64_t count, const Rows& rows, const typename Factors::Weight* weig
   for (int64_t time = 0, first = 0; time < times; ++time) {
     const int64_t next = count * (time + 1) / times;
     const char* const ahead = static_cast<const char*>(rows.next) + time * channels * step;
-    some_rows<Factors, kRows, Vectors, Whole, Turned>(next - first, rows, first, weights, channels, end, ahead, time < fetching ? step : 0);
+    some_rows<Factors, kRows, Vectors, Turned>(next - first, rows, first, weights, channels, end, ahead, time < fetching ? step : 0);
     first = next;
   }
 }
@@ -169,9 +167,7 @@ int64_t block_width(int64_t features, int64_t first) { return first + kBlock <= 
 
 template <bool Turned>
 void blocks(int64_t count, const Rows& rows, const float* weights, int64_t channels, int64_t width, const End& end) {
-  const bool pair = width == kBlock, whole = end.features >= width;
-  if (whole) return pair ? block<Floats, 2, true, Turned>(count, rows, weights, channels, end) : block<Floats, 1, true, Turned>(count, rows, weights, channels, end);
-  pair ? block<Floats, 2, false, Turned>(count, rows, weights, channels, end) : block<Floats, 1, false, Turned>(count, rows, weights, channels, end);
+  width == kBlock ? block<Floats, 2, Turned>(count, rows, weights, channels, end) : block<Floats, 1, Turned>(count, rows, weights, channels, end);
 }
 
 // ``count`` rows of a block of features, ``width`` wide, that begins at ``rows.made``. ``weights`` are its own.
