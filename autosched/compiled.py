@@ -39,9 +39,10 @@ from autosched.core.variants import WHOLE, lowering_named
 from autosched.export.bundle import encode_bundle, make_bundle
 from autosched.runtime import cache
 from autosched.runtime.bundle.format import Bundle, Evidence, OperatorTimes
+from autosched.runtime.cores import usable_cores
 from autosched.runtime.current_device import home_of, made_current
 from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport
-from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key, usable_cores
+from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key
 from autosched.runtime.inductor.modes import mode_of
 from autosched.runtime.load import load
 from autosched.runtime.no_memory import lacks_memory

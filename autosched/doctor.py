@@ -104,7 +104,7 @@ def _torch() -> Finding:
 def _cpu() -> Finding:
     from autosched.datasets.facts import DISTURBED
     from autosched.device import host
-    from autosched.runtime.host_key import usable_cores
+    from autosched.runtime.cores import usable_cores
 
     usable, physical = usable_cores(), host.physical_cores()
     detail = f"{usable} core{'s' if usable > 1 else ''}{_why_so_few(usable)}"

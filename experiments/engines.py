@@ -104,7 +104,7 @@ def serve(engine: str, name: str, folder: Path, said: IO[str]) -> None:
     import torch
 
     from autosched import zoo
-    from autosched.runtime.host_key import usable_cores
+    from autosched.runtime.cores import usable_cores
 
     torch.set_num_threads(usable_cores())
     made = zoo.load(name)

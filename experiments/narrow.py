@@ -61,7 +61,7 @@ def measure(threads: int, weights: int, rounds: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     asked = parser_of(__doc__, models=False).parse_args()
-    from autosched.runtime.host_key import usable_cores
+    from autosched.runtime.cores import usable_cores
 
     torch.manual_seed(0)
     weights = 2 if asked.smoke else _MEMORY_BYTES // (INPUTS * OUTPUTS)  # of eight bits: enough, and more of the others

@@ -100,7 +100,7 @@ def _compiled(inputs: int, outputs: int, threads: int) -> Callable[[list[torch.T
 
 def main() -> None:
     asked = parser_of(__doc__, models=False).parse_args()
-    from autosched.runtime.host_key import usable_cores
+    from autosched.runtime.cores import usable_cores
 
     torch.manual_seed(0)
     cases = []

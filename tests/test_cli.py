@@ -275,7 +275,7 @@ def test_an_exported_program_is_taken_as_it_is_whatever_dtype_was_asked_for_in_t
 @pytest.fixture
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody else uses the cores, and there are two of them."""
-    monkeypatch.setattr("autosched.runtime.host_key.usable_cores", lambda: 2)
+    monkeypatch.setattr("autosched.runtime.cores.usable_cores", lambda: 2)
     monkeypatch.setattr("autosched.device.host.physical_cores", lambda: 2)
     monkeypatch.setattr("autosched.doctor._taken_now", lambda cores: 0.0)
 
@@ -331,7 +331,7 @@ def test_doctor_says_what_keeps_it_from_the_other_cores(
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     monkeypatch.setattr("autosched.config.openmp_binding", lambda: binding)
     monkeypatch.setattr("autosched.runtime.cpu_quota.quota_cores", lambda: quota)
-    monkeypatch.setattr("autosched.runtime.host_key.usable_cores", lambda: usable)
+    monkeypatch.setattr("autosched.runtime.cores.usable_cores", lambda: usable)
     monkeypatch.setattr("autosched.device.host.physical_cores", lambda: usable)
     monkeypatch.setattr("autosched.doctor._taken_now", lambda cores: 0.0)
     assert run("doctor", "--json") == 0  # on one core, too, there is something to be had
@@ -352,7 +352,7 @@ def test_doctor_tells_hardware_threads_from_cores(
 ) -> None:
     """Two threads of one core were "2 cores", "ok", and tuning found no lane for them."""
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    monkeypatch.setattr("autosched.runtime.host_key.usable_cores", lambda: 8)
+    monkeypatch.setattr("autosched.runtime.cores.usable_cores", lambda: 8)
     monkeypatch.setattr("autosched.device.host.physical_cores", lambda: physical)
     monkeypatch.setattr("autosched.doctor._taken_now", lambda cores: 0.0)
     assert run("doctor", "--json") == 0

@@ -15,7 +15,7 @@ from autosched.device.cpu_measure import CpuMeasurer, no_collector
 from autosched.device.native_loops import native_loops
 from autosched.device.worker_child import describe
 from autosched.runtime.calls import Kernel, Slots
-from autosched.runtime.host_key import usable_cores
+from autosched.runtime.cores import usable_cores
 from autosched.runtime.lane_pool import SPINS_OWN_CORE, SPINS_SHARED_CORE, Signals
 
 # Threads start within some tens of microseconds of each other; a run must be long beside that.

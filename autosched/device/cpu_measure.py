@@ -25,8 +25,8 @@ from autosched.device.timing import summarize
 from autosched.device.worker_child import describe
 from autosched.device.worker_messages import CompareAnswer
 from autosched.runtime.calls import Kernel, Slots
+from autosched.runtime.cores import usable_cores
 from autosched.runtime.float32 import full_float32, rounded_as
-from autosched.runtime.host_key import usable_cores
 from autosched.runtime.in_place import granted, homes_of
 from autosched.runtime.instructions import CallOperator, carrying
 from autosched.runtime.kernels import BoundProgram

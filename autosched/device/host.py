@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-from autosched.runtime.host_key import usable_cores
+from autosched.runtime.cores import usable_cores
 
 _CPU = Path("/sys/devices/system/cpu")
 

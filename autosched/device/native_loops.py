@@ -9,7 +9,7 @@ import torch
 
 from autosched.core.records import Engine
 from autosched.runtime.calls import Kernel, Slots
-from autosched.runtime.host_key import usable_cores
+from autosched.runtime.cores import usable_cores
 from autosched.runtime.instructions import Instruction, instructions_of, slots_of
 from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import SPIN_OWN_CORE_US

@@ -9,7 +9,7 @@ import time
 
 from autosched.core.progress import Progress
 from autosched.core.python_command import python_command
-from autosched.runtime.host_key import usable_cores
+from autosched.runtime.cores import usable_cores
 from autosched.runtime.native.build import build_native, native_library, obstacle
 from autosched.runtime.orphans import start_tied
 

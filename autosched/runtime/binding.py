@@ -24,10 +24,10 @@ from autosched.runtime.attribute_tensors import AttributeTensors
 from autosched.runtime.audit import audit_run
 from autosched.runtime.bundle.format import Bundle, printable
 from autosched.runtime.called import Called
+from autosched.runtime.cores import usable_cores
 from autosched.runtime.cpu_kernels.steps import packed_by_own
 from autosched.runtime.current_device import made_current
 from autosched.runtime.float32 import as_it_is_set, full_float32, rounded_as
-from autosched.runtime.host_key import usable_cores
 from autosched.runtime.in_place import first_of_lanes, granted, homes_of, in_place
 from autosched.runtime.instructions import fixed_tensors
 from autosched.runtime.kernels import Begun, BoundProgram, bind, gather_constants, random_inputs

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from autosched.core.standing_aside import serve
+from autosched.runtime.cores import cores_of_thread
 from autosched.runtime.forking import outlive_forks, rest_openmp
-from autosched.runtime.host_key import cores_of_thread
 from autosched.runtime.lane_pool import threads_are_real
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import torch
 import autosched
 from autosched.config import cpu_environment
 from autosched.core.records import DeviceKey, SoftwareKey
-from autosched.runtime.cpu_quota import quota_cores
+from autosched.runtime.cores import usable_cores
 from autosched.runtime.cuda.switches import attention_kernels, depthwise_kernel, half_precision, products_library
 from autosched.runtime.float32 import convolutions_rounded, cpu_roundings, matmul_precision, round_convolutions, set_cpu_roundings
 from autosched.runtime.kept_memory import memory_kept
@@ -149,18 +148,6 @@ def apply_numerics(numerics: Sequence[tuple[str, str]]) -> None:
     if "cudnn_benchmark" in wanted:
         backends.cudnn.benchmark = wanted["cudnn_benchmark"] == "True"
         round_convolutions(allowed=wanted["cudnn_tf32"] == "True")
-
-
-def usable_cores() -> int:
-    """Cores this process may really use: the smaller of its affinity mask and its container's quota, at least 1."""
-    cores = cores_of_thread()
-    quota = quota_cores()
-    return max(1, cores if quota is None else min(cores, int(quota)))
-
-
-def cores_of_thread() -> int:
-    """Cores that the calling thread, and so each that it starts, may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor_name() -> str:

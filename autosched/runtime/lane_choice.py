@@ -8,7 +8,7 @@ import torch
 
 from autosched.core.records import Engine
 from autosched.runtime.bundle.format import Bundle
-from autosched.runtime.host_key import usable_cores
+from autosched.runtime.cores import usable_cores
 
 _WIDE = "sequential_wide"
 

@@ -17,7 +17,7 @@ import torch
 from autosched.core.in_place import Chain
 from autosched.core.records import Engine
 from autosched.runtime.calls import Kernel, Slots
-from autosched.runtime.host_key import usable_cores
+from autosched.runtime.cores import usable_cores
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.lane_pool import SPINS_OWN_CORE, SPINS_SHARED_CORE, LanePool, LaneStopped, NoThreads, Signals, threads_are_real
 from autosched.runtime.native.build import native_library

@@ -13,8 +13,9 @@ from autosched.core.errors import TooFewCores
 from autosched.core.program import Program
 from autosched.runtime.calling_threads import calling_threads
 from autosched.runtime.calls import Kernel
+from autosched.runtime.cores import cores_of_thread, usable_cores
 from autosched.runtime.forking import outlive_forks
-from autosched.runtime.host_key import compiler_key, cores_of_thread, cpu_device_key, usable_cores
+from autosched.runtime.host_key import compiler_key, cpu_device_key
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.plan import Plan
 from autosched.runtime.prepared import Runner

@@ -85,7 +85,7 @@ def measure(name: str, repeats: int, calls: int) -> dict[str, Any]:
     """All ways of calling one model."""
     from autosched.capture.export import capture
     from autosched.core.schedule import sequential
-    from autosched.runtime.host_key import usable_cores
+    from autosched.runtime.cores import usable_cores
 
     model, args, kwargs = build(name)
     captured = capture(model, args, kwargs, rewrite=True, target="cpu")

@@ -149,7 +149,7 @@ def keep_shapes(
     Args:
         smoke: the place of that shape.
     """
-    from autosched.runtime.host_key import usable_cores
+    from autosched.runtime.cores import usable_cores
 
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []

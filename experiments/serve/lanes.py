@@ -109,7 +109,7 @@ def contestants(programs: WidePrograms, inputs: list[torch.Tensor], cores: int) 
 def measure(name: str, rounds: int) -> dict[str, Any]:
     """All contestants on one model."""
     from autosched.capture.export import capture
-    from autosched.runtime.host_key import usable_cores
+    from autosched.runtime.cores import usable_cores
     from autosched.runtime.trees import flatten_inputs
     from autosched.runtime.widths import WidePrograms
 

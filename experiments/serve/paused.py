@@ -34,7 +34,7 @@ def measure(name: str, calls: int, budget_s: float | None) -> dict[str, Any]:
     """All contestants on one model."""
     import autosched
     from autosched.pipeline.call_times import Contestant, paused_calls_us
-    from autosched.runtime.host_key import usable_cores
+    from autosched.runtime.cores import usable_cores
 
     model, args, kwargs = build(name)
     tuned = autosched.tune(model, args, kwargs, device="cpu", effort="quick", budget_s=budget_s)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from autosched.runtime.cores import usable_cores
 from autosched.runtime.cpu_kernels.library import kernel_library
-from autosched.runtime.host_key import usable_cores
 from experiments import chains
 from experiments.serve import overhead
 from experiments.tables_chains import chains_table

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from autosched.runtime.cores import usable_cores
 from autosched.runtime.cpu_kernels.library import kernel_library
-from autosched.runtime.host_key import usable_cores
 from experiments import convolutions
 from experiments.serve import overhead
 from experiments.tables_convolutions import convolutions_table

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autosched.runtime.host_key import usable_cores
+from autosched.runtime.cores import usable_cores
 from experiments import narrow, packing
 from experiments.narrow import DTYPES
 from experiments.serve import overhead

@@ -16,7 +16,7 @@ import torch
 from autosched.core.errors import UsageError
 from autosched.runtime import binding
 from autosched.runtime import load as loading
-from autosched.runtime.host_key import usable_cores
+from autosched.runtime.cores import usable_cores
 from experiments.calls import Ended
 from experiments.serve import callers, load, memory, paused, state
 from experiments.tables_serve import callers_table, generate_table, lanes_table, memory_table, paused_table, serve_table, state_table

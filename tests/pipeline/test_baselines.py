@@ -103,7 +103,7 @@ def test_processes_of_a_gpus_baselines_start_before_there_is_a_program(monkeypat
 def test_a_cpu_has_as_many_threads_as_cores_and_not_as_hardware_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two for each core the model in eager mode was slower than PyTorch is by itself, and what was tuned looked better than it is."""
     monkeypatch.setattr(baselines, "physical_cores", lambda: 4)
-    monkeypatch.setattr("autosched.runtime.host_key.usable_cores", lambda: 8)
+    monkeypatch.setattr("autosched.runtime.cores.usable_cores", lambda: 8)
     compiled: list[int] = []
 
     class Compiled:

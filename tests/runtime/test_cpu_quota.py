@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autosched.runtime import host_key
+from autosched.runtime import cores as cores_module
 from autosched.runtime.cpu_quota import quota_cores, used_seconds
 from tests.conformance.control_groups import written_groups
 
@@ -32,9 +32,9 @@ def test_the_strictest_quota_counts(tmp_path: Path, files: dict[str, str], own: 
 
 @pytest.mark.parametrize(("quota", "cores"), [(None, 8), (2.5, 2), (0.5, 1), (64.0, 8)])
 def test_usable_cores_are_what_quota_and_affinity_leave(quota: float | None, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_key, "quota_cores", lambda: quota)
-    monkeypatch.setattr(host_key.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
-    assert host_key.usable_cores() == cores
+    monkeypatch.setattr(cores_module, "quota_cores", lambda: quota)
+    monkeypatch.setattr(cores_module.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    assert cores_module.usable_cores() == cores
 
 
 def test_the_time_of_a_group_is_known_where_the_system_tells(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import torch
 
 from autosched.core.records import DeviceKey
 from autosched.runtime import host_key
-from autosched.runtime.host_key import LOW_PRECISION, cpu_device_key, software_key, usable_cores
+from autosched.runtime.cores import usable_cores
+from autosched.runtime.host_key import LOW_PRECISION, cpu_device_key, software_key
 from autosched.runtime.verdict import Compatibility, check_bundle
 from tests.conformance.bundles import two_branches_bundle
 from tests.conformance.graphs import TwoBranches

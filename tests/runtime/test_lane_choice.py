@@ -13,7 +13,8 @@ from autosched.core.records import Engine, SoftwareKey
 from autosched.export.bundle import encode_bundle
 from autosched.runtime import load as loading
 from autosched.runtime.bundle.format import Bundle
-from autosched.runtime.host_key import compiler_key, cpu_device_key, software_key, usable_cores
+from autosched.runtime.cores import usable_cores
+from autosched.runtime.host_key import compiler_key, cpu_device_key, software_key
 from autosched.runtime.lane_choice import for_engine
 from autosched.runtime.load import load
 from autosched.runtime.verdict import Compatibility, check_bundle

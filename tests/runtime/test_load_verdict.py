@@ -13,7 +13,8 @@ from autosched.core.custom_operators import trusting
 from autosched.core.program import Call
 from autosched.core.program_json import encode_program
 from autosched.runtime.bundle.format import Bundle, printable
-from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key, usable_cores
+from autosched.runtime.cores import usable_cores
+from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key
 from autosched.runtime.numerics import compare, tolerance
 from autosched.runtime.verdict import Compatibility, check_bundle
 from tests.conformance.bundles import two_branches_bundle

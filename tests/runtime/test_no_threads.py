@@ -13,7 +13,7 @@ import torch
 from autosched.core.records import Engine
 from autosched.runtime import lane_pool
 from autosched.runtime.calling_threads import CallingThreads
-from autosched.runtime.host_key import usable_cores
+from autosched.runtime.cores import usable_cores
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.lane_pool import LanePool, NoThreads, Signals, threads_can_start
 from autosched.runtime.lanes import LaneExecutor

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from autosched.runtime import lanes
-from autosched.runtime.host_key import usable_cores
+from autosched.runtime.cores import usable_cores
 from autosched.runtime.kernels import bind, random_inputs
 from autosched.runtime.lane_pool import LanePool
 from autosched.runtime.lanes import LaneExecutor, Trace

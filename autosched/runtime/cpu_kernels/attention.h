@@ -117,7 +117,7 @@ class Attending {
     const int64_t apart = kInPlace ? g.query.row_stride : g.width;
     for (int64_t first = 0; first < padded; first += kBlock) {
       const int64_t wide = block_width(padded_keys, first);
-      product(count, {asking, apart, scores + first, padded_keys}, keys + first * g.width, g.width, wide, {.features = wide});
+      autosched_product(count, {asking, apart, scores + first, padded_keys}, keys + first * g.width, g.width, wide, {.features = wide});
     }
     float shares[kQueries];
     for (int64_t place = 0; place < count; ++place) {
@@ -135,7 +135,7 @@ class Attending {
       const End end{.features = std::min(wide, g.features - first)};
       for (int64_t from = 0; from < seen; from += kSummed) {
         const float* const factors = values + first * g.keys + from * wide;
-        product(count, {scores + from, padded_keys, sums + first, between, from > 0}, factors, std::min(kSummed, seen - from), wide, end);
+        autosched_product(count, {scores + from, padded_keys, sums + first, between, from > 0}, factors, std::min(kSummed, seen - from), wide, end);
       }
     }
     for (int64_t place = 0; place < count; ++place) multiply(sums + place * between, shares[place], to + place * g.made.row_stride);

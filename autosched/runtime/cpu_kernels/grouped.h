@@ -122,7 +122,7 @@ class Grouped {
     const int64_t taken = std::min(back.channel + (Narrow ? kLanes : channels), g.channels) - front.channel;
     // Vectors are whole, whether there are so many channels or not.
     const int64_t apart = Narrow ? Vectors * kLanes : taken;
-    float* const copied = scratch.of(span * wide * apart);
+    float* const copied = autosched_scratch(span * wide * apart);
     int64_t next = 0;
     for (int64_t line = lines.first; line < lines.last; ++line) {
       const int64_t top = line * g.step_down - g.top;

@@ -194,7 +194,7 @@ void multiply_all(const HalfLayer& g, const Half* source, const Half* weights, F
     for (int64_t round = 0; round < rounds; ++round) {
       const Share here(rows.last - rows.first, static_cast<int>(round), static_cast<int>(rounds));
       const int64_t first = rows.first + here.first, some = here.last - here.first, room = Way::room_for_sums(some);
-      float* const sums = scratch.of(room + Way::room_for_numbers(g, some));
+      float* const sums = autosched_scratch(room + Way::room_for_numbers(g, some));
       const auto* const numbers = Way::ready(g, source + first * g.channels, some, sums + room);
       // Those that do not stay in a core's own caches are fetched each time.
       const Blocks<typename Way::Weight> these{weights, g.channels, padded, those, round == 0 || all > kCachedHalves};

@@ -1,4 +1,4 @@
-"""``kernels.cpp`` compiled for this processor, and loaded. Whatever goes wrong is a reason: other libraries compute it then."""
+"""The kernels of this folder, compiled for this processor, and loaded. Whatever goes wrong is a reason: other libraries compute it then."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from autosched.runtime.native.compiler import Recipe, not_loaded
 
 _log = logging.getLogger(__name__)
 
-_BUILD_LIMIT_S = 300.0  # twenty seconds on a machine that does nothing else
-_SOURCE = Path(__file__).parent / "kernels.cpp"
+_BUILD_LIMIT_S = 300.0  # two cores that do nothing else take some ten
+_SOURCES = tuple(Path(__file__).parent / f"{name}.cpp" for name in ("convolutions", "low_precision", "layers", "products"))
 _NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 # No bit may depend on which of several copies of some code the compiler joins a product and a sum in.
 _COMPILE = ("-std=c++20", "-O3", _NATIVE, "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-pipe")
 
-_MOST_POINTERS = 7  # of a kernel; as ``autosched_call`` in kernels.cpp hands over
+_MOST_POINTERS = 7  # of a kernel; as ``autosched_call`` in products.cpp hands over
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ Entries = Mapping[tuple[bool, bool], Entry]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Library:
-    """What ``kernels.cpp`` holds.
+    """What there is to call.
 
     Args:
         lanes: float32 numbers in a vector.
@@ -162,4 +162,4 @@ def _entry(loaded: ctypes.CDLL, kernel: str, *, beside: int) -> Entry:
 @lru_cache(maxsize=1)
 def kernels_recipe() -> Recipe:
     """How the library is made for this processor."""
-    return Recipe("kernels", _SOURCE, _COMPILE, ("-shared",), depends=(processor_digest(),))
+    return Recipe("kernels", _SOURCES, _COMPILE, ("-shared",), depends=(processor_digest(),))

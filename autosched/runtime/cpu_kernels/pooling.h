@@ -54,7 +54,7 @@ class Pool {
       const Share mine(lines, few ? 0 : number, few ? 1 : count), those(blocks, few ? number : 0, few ? count : 1);
       const int64_t first = those.first * kTogether, channels = std::min(those.last * kTogether, g.channels) - first;
       if (channels <= 0) return;
-      float* const rows = scratch.of(g.width * channels);
+      float* const rows = autosched_scratch(g.width * channels);
       for (int64_t line = mine.first; line < mine.last; ++line) {
         const Reach down(line % g.out_height, g.height, g.step_down, g.top, g.tall, g.apart_down, g.padding != 0);
         const float* const from = picture + line / g.out_height * g.batch_stride + down.from * g.row_stride + first;

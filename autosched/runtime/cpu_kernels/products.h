@@ -165,14 +165,7 @@ void block(int64_t count, const Rows& rows, const typename Factors::Weight* weig
 // How many features the block that begins at ``first`` has. ``features`` fill whole vectors.
 int64_t block_width(int64_t features, int64_t first) { return first + kBlock <= features ? kBlock : kLanes; }
 
-template <bool Turned>
-void blocks(int64_t count, const Rows& rows, const float* weights, int64_t channels, int64_t width, const End& end) {
-  width == kBlock ? block<Floats, 2, Turned>(count, rows, weights, channels, end) : block<Floats, 1, Turned>(count, rows, weights, channels, end);
-}
-
-// ``count`` rows of a block of features, ``width`` wide, that begins at ``rows.made``. ``weights`` are its own.
-void product(int64_t count, const Rows& rows, const float* weights, int64_t channels, int64_t width, const End& end) {
-  rows.turned ? blocks<true>(count, rows, weights, channels, width, end) : blocks<false>(count, rows, weights, channels, width, end);
-}
-
 }  // namespace
+
+// ``count`` rows of a block of features, ``width`` wide, that begins at ``rows.made``. ``weights`` are its own. Compiled once, for all that calls it.
+extern "C" void autosched_product(int64_t count, const Rows& rows, const float* weights, int64_t channels, int64_t width, const End& end);

@@ -37,6 +37,7 @@ class Scratch {
   int64_t count_ = 0;
 };
 
-thread_local Scratch scratch;
-
 }  // namespace
+
+// For so many numbers: one for all kernels, until the next is asked for.
+extern "C" float* autosched_scratch(int64_t count);

@@ -66,7 +66,7 @@ class Summed {
       here.end.last = from + some == sum;
       const float* const next = fetched && after < those.last && then < sum ? weights + place_of(after, then) : nullptr;
       const Rows rows{numbers, apart, here.to, here.apart, here.more || from > 0, turned, next};
-      product(count, rows, weights + place_of(block, from), some, block_width(padded, feature), here.end);
+      autosched_product(count, rows, weights + place_of(block, from), some, block_width(padded, feature), here.end);
     };
     if (as_they_lie) {
       const float* const numbers = picture + first * g.column_stride;
@@ -78,7 +78,7 @@ class Summed {
       }
       return;
     }
-    float* const copied = scratch.of(count * part);
+    float* const copied = autosched_scratch(count * part);
     for (int64_t from = 0; from < sum; from += part) {
       const int64_t numbers = std::min(part, sum - from);
       turned ? take_columns(first, count, from, numbers, copied) : take_rows(first, count, from, numbers, copied);

@@ -82,7 +82,7 @@ class Convolution {
     on_team(threads, [&](int number, int count) {
       const Share share(g.groups * blocks, number, count);
       if (share.first == share.last) return;
-      float* const rows = scratch.of(kPoints * (apart(most * channels) + apart(most * padded)));
+      float* const rows = autosched_scratch(kPoints * (apart(most * channels) + apart(most * padded)));
       float* const sums = rows + kPoints * apart(most * channels);
       for (int64_t block = share.first; block < share.last; ++block) {
         const int64_t group = block / blocks, first = block % blocks * most, here = std::min(most, tiles - first);
@@ -101,7 +101,7 @@ class Convolution {
 
   void together() const {
     const int64_t row_step = apart(tiles * channels), sum_step = apart(tiles * padded);
-    float* const rows = scratch.of(kPoints * (row_step + sum_step));
+    float* const rows = autosched_scratch(kPoints * (row_step + sum_step));
     float* const sums = rows + kPoints * row_step;
     const int64_t blocks = (padded + kBlock - 1) / kBlock;
     on_team(g.threads, [&](int number, int count) {
@@ -123,7 +123,7 @@ class Convolution {
     float* const made_here = sums + point * apart(count * padded);
     const float* const next = fetched ? factors + width * channels : nullptr;
     const Rows those{rows + point * apart(count * channels), channels, made_here + feature, padded, false, false, next};
-    product(count, those, factors, channels, width, {});
+    autosched_product(count, those, factors, channels, width, {});
   }
 
   void take(int64_t group, int64_t tile, float* row, int64_t between) const {

@@ -161,7 +161,7 @@ def lanes_recipe() -> Recipe:
     """How the library is made for this PyTorch."""
     strings = f"-D_GLIBCXX_USE_CXX11_ABI={int(_new_strings())}"
     places = ("-I", str(_headers()), "-L", str(_headers().parent / "lib"))
-    return Recipe("lanes", _SOURCE, (*_COMPILE, strings), _LINK, places, (str(torch.__version__), str(torch.version.git_version)))
+    return Recipe("lanes", (_SOURCE,), (*_COMPILE, strings), _LINK, places, (str(torch.__version__), str(torch.version.git_version)))
 
 
 def _new_strings() -> bool:

@@ -15,10 +15,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from filelock import FileLock, Timeout
 
@@ -26,6 +28,7 @@ from autosched.config import NATIVE_LIBRARY, cpp_compiler, native_dir
 from autosched.core.atomic_write import write_atomically
 from autosched.core.computed_once import computed_once
 from autosched.core.scratch import Scratch
+from autosched.runtime.cores import usable_cores
 from autosched.runtime.orphans import start_tied
 from autosched.runtime.regions.store import private_file, private_folder
 
@@ -38,14 +41,14 @@ class Recipe:
 
     Args:
         name: what its file is called after; one of ``config.NATIVE_LIBRARY``.
-        source: the file that is compiled, which takes in the rest of its folder.
+        sources: the files that are compiled, all of one folder, whose other files they take in; the one that takes longest first.
         compile, link: what the compiler is told in each of two steps.
         places: what it is told in both of where things are, which may be elsewhere next time.
         depends: what else the library depends on.
     """
 
     name: str
-    source: Path
+    sources: tuple[Path, ...]
     compile: tuple[str, ...]
     link: tuple[str, ...]
     places: tuple[str, ...] = ()
@@ -54,8 +57,9 @@ class Recipe:
     @computed_once
     def key(self) -> str:
         """Digest of what is built, and for what. The compiler is not in it: where it was built it may since be gone."""
-        sources = [path.read_text(encoding="utf-8") for path in sorted(self.source.parent.iterdir()) if path.suffix in (".cpp", ".h")]
-        told = [*sources, *self.compile, *self.link, *self.depends, sys.platform, platform.machine()]
+        folder = self.sources[0].parent
+        texts = [path.read_text(encoding="utf-8") for path in sorted(folder.iterdir()) if path.suffix in (".cpp", ".h")]
+        told = [*texts, *self.compile, *self.link, *self.depends, sys.platform, platform.machine()]
         return hashlib.sha256("\n".join(told).encode()).hexdigest()[:24]
 
     def find(self) -> Path | None:
@@ -68,8 +72,8 @@ class Recipe:
 
     def obstacle(self) -> str:
         """Why it cannot be built here, as far as can be told without trying; empty if nothing is in the way."""
-        if not self.source.is_file():
-            return f"{self.source} is no file: this autosched is in a zip file, where no compiler reads; install it unpacked"
+        if not self.sources[0].is_file():
+            return f"{self.sources[0]} is no file: this autosched is in a zip file, where no compiler reads; install it unpacked"
         folder = native_dir()
         there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
         if there == folder and not private_folder(folder):
@@ -95,16 +99,14 @@ class Recipe:
 
     def _build(self, folder: Path, deadline: float) -> Path | str:
         with Scratch() as scratch:
-            made, whole = scratch / f"{self.name}.o", scratch / f"{self.name}.so"
-            steps = (
-                [*compiler(), *self.compile, *self.places, "-c", str(self.source), "-o", str(made)],
-                [*compiler(), str(made), *self.places, *self.link, "-o", str(whole)],
-            )
-            for command in steps:
-                if why := _run(command, deadline):
-                    return why
-                if not Path(command[-1]).is_file():
-                    return f"{command[0]} ended without an error, and wrote nothing"
+            made, whole = [scratch / f"{source.stem}.o" for source in self.sources], scratch / f"{self.name}.so"
+            compiled = [
+                [*compiler(), *self.compile, *self.places, "-c", str(source), "-o", str(to)]
+                for source, to in zip(self.sources, made, strict=True)
+            ]
+            linked = [*compiler(), *map(str, made), *self.places, *self.link, "-o", str(whole)]
+            if why := _run(compiled, deadline) or _run([linked], deadline):
+                return why
             content = whole.read_bytes()
         # Whatever the mask is (002 where each user has a group): what others may write is not loaded.
         write_atomically(folder / f"{self.name}-{self.key}-{_digest(content)}.so", content, mode=0o644)
@@ -137,26 +139,41 @@ def compiler() -> list[str]:
     return []
 
 
-def _run(command: Sequence[str], deadline: float) -> str:
-    """Why a command did not do what it should; empty if it did."""
-    # The compiler is more than one process, and all of them end together.
-    try:
-        begun = start_tied(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    except OSError as error:
-        return f"{command[0]} cannot be run: {error.strerror or error}"
-    with begun as process:
+def _run(commands: Sequence[Sequence[str]], deadline: float) -> str:
+    """Why one of the commands did not do what it should; empty if all did. As many run at a time as there are cores."""
+    waiting, running = list(commands), list[tuple[Sequence[str], subprocess.Popen[bytes], IO[bytes]]]()
+    with contextlib.ExitStack() as opened:
         try:
-            said, _ = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            _end(process)
-            return f"{command[0]} was ended after its time was over"
-        except BaseException:
-            _end(process)
-            raise
-    if process.returncode == 0:
-        return ""
-    lines = [line for line in said.decode(errors="replace").splitlines() if "error" in line]
-    return f"{command[0]} failed: {lines[0].strip() if lines else f'exit status {process.returncode}'}"
+            while waiting or running:
+                while waiting and len(running) < usable_cores():
+                    command, said = waiting.pop(0), opened.enter_context(tempfile.TemporaryFile())
+                    # The compiler is more than one process, and all of them end together.
+                    try:
+                        running.append((command, start_tied(command, stdout=said, stderr=subprocess.STDOUT), said))
+                    except OSError as error:
+                        return f"{command[0]} cannot be run: {error.strerror or error}"
+                command, process, said = running[0]
+                try:
+                    process.wait(max(0.1, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    return f"{command[0]} was ended after its time was over"
+                running.pop(0)
+                if why := _failure(command, process.returncode, said):
+                    return why
+        finally:
+            for _, process, _ in running:
+                _end(process)
+                process.wait()
+    return ""
+
+
+def _failure(command: Sequence[str], status: int, said: IO[bytes]) -> str:
+    """Why a command that has ended did not do what it should; empty if it did."""
+    if status == 0:
+        return "" if Path(command[-1]).is_file() else f"{command[0]} ended without an error, and wrote nothing"
+    said.seek(0)
+    lines = [line for line in said.read().decode(errors="replace").splitlines() if "error" in line]
+    return f"{command[0]} failed: {lines[0].strip() if lines else f'exit status {status}'}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -27,7 +27,7 @@ from autosched.config import compile_workers, region_limit_s
 from autosched.core.decoding import decode_json
 from autosched.core.python_command import python_command
 from autosched.core.scratch import Scratch
-from autosched.runtime.host_key import usable_cores
+from autosched.runtime.cores import usable_cores
 from autosched.runtime.inductor.unfinished import remove_unfinished
 from autosched.runtime.memory_limit import free_in_groups
 from autosched.runtime.orphans import start_tied

@@ -25,7 +25,7 @@ def test_a_compiler_understands_the_kernels(command: str) -> None:
     if shutil.which(command) is None:
         pytest.skip(f"no {command}")
     recipe = library.kernels_recipe()
-    command_line = [command, *recipe.compile, "-fsyntax-only", str(recipe.source)]
+    command_line = [command, *recipe.compile, "-fsyntax-only", *map(str, recipe.sources)]
     made = subprocess.run(command_line, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
 
