@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from autosched.core.records import DeviceKey
+from autosched.runtime import cores as cores_module
 from autosched.runtime import host_key
 from autosched.runtime.cores import usable_cores
 from autosched.runtime.host_key import LOW_PRECISION, cpu_device_key, software_key
@@ -46,10 +47,10 @@ def test_a_bundle_that_says_less_of_its_processor_is_looked_at_again_and_another
 
 
 def test_a_process_that_is_pinned_to_fewer_cores_is_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_key, "quota_cores", lambda: None)
+    monkeypatch.setattr(cores_module, "quota_cores", lambda: None)
     keys = []
     for usable in ({0, 1, 2, 3}, {2}):
-        monkeypatch.setattr(host_key.os, "sched_getaffinity", lambda process, usable=usable: usable, raising=False)
+        monkeypatch.setattr(cores_module.os, "sched_getaffinity", lambda process, usable=usable: usable, raising=False)
         keys.append(cpu_device_key())
     assert keys[0].differences(keys[1]) == ["cores: 4 there, 1 here"]
 

@@ -35,7 +35,7 @@ WAYS = {
         "started = []\nthread = threading.Thread(target=lambda: started.append(start_tied(command)))\nthread.start()\nthread.join()"
     ),
     "before a fork that outlives it": "process = start_tied(command)\nif os.fork() == 0: os.setsid(); time.sleep(20); os._exit(0)",
-    "by whoever runs a compiler": "_run(command, time.monotonic() + 600)",
+    "by whoever runs a compiler": "_run([command], time.monotonic() + 600)",
 }
 
 

@@ -179,7 +179,7 @@ def _others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _in_a_zip_file(monkeypatch: pytest.MonkeyPatch) -> None:
     inside = Path("/somewhere/autosched.zip/autosched/runtime/native/lanes.cpp")
-    recipe = dataclasses.replace(native_build.lanes_recipe(), source=inside)
+    recipe = dataclasses.replace(native_build.lanes_recipe(), sources=(inside,))
     monkeypatch.setattr(native_build, "lanes_recipe", lambda: recipe)
 
 
