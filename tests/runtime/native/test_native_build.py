@@ -142,6 +142,38 @@ def test_a_compiler_that_does_not_end_is_ended(fresh: Path, monkeypatch: pytest.
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text()
 
 
+def _recipe(folder: Path, *names: str) -> compiler.Recipe:
+    (folder / "sources").mkdir()
+    sources = tuple(folder / "sources" / f"{name}.cpp" for name in names)
+    for source in sources:
+        source.touch()
+    return compiler.Recipe("kernels", sources, (), ())
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_as_many_files_are_compiled_at_a_time_as_there_are_cores(cores: int, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for a second one that is there at the same time, which there is not if one core is all."""
+    wait = f"for i in 1 2 3 4; do [ $(ls {fresh}/there | wc -l) -gt 1 ] && touch {fresh}/met; sleep 0.1; done"
+    calls = _compiler(fresh, f"mkdir -p {fresh}/there; touch {fresh}/there/$$; {wait}; echo $out > $out; rm {fresh}/there/$$", monkeypatch)
+    monkeypatch.setattr(compiler, "usable_cores", lambda: cores)
+    made = _recipe(fresh, "one", "two", "three").make(60.0)
+    assert isinstance(made, Path)
+    assert made.read_text().endswith("kernels.so\n")
+    assert len(calls.read_text().splitlines()) == 4
+    assert (fresh / "met").exists() == (cores > 1)
+
+
+def test_where_one_file_cannot_be_compiled_the_others_are_not_waited_for(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = f"while [ ! -s {fresh}/child ]; do sleep 0.05; done; echo 'error: bad'; exit 1"
+    calls = _compiler(fresh, f"case $out in *bad.o) {bad};; esac; echo $$ > {fresh}/child; sleep 600", monkeypatch)
+    monkeypatch.setattr(compiler, "usable_cores", lambda: 2)
+    said = _recipe(fresh, "bad", "good", "never").make(60.0)
+    assert isinstance(said, str)
+    assert said.endswith("failed: error: bad")
+    assert len(calls.read_text().splitlines()) == 2
+    assert not Path(f"/proc/{(fresh / 'child').read_text().strip()}").exists()
+
+
 def test_a_compiler_that_cannot_be_named_so_is_none(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", 'ccache "g++')
     monkeypatch.setenv("PATH", str(fresh))
