@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 namespace {
 
@@ -68,8 +69,8 @@ struct End {
   bool last = true;
 };
 
-// The same of sums that lie in memory, those of ``vectors`` of features for each of ``count`` rows from ``first`` on: where others are added, or not
-// all are results. An activation is still to follow. Takes more code than should stand in each of the many copies of what makes sums.
+// The same of sums that others are added to, and that lie in memory: those of ``vectors`` of features for each of ``count`` rows from ``first`` on. An
+// activation is still to follow. Takes more code than should stand in each of the many copies of what makes sums.
 __attribute__((noinline)) void finish(const Vector* sums, int count, int vectors, const Rows& rows, int64_t first, const End& end) {
   for (int row = 0; row < count; ++row) {
     for (int place = 0; place < vectors; ++place) {
@@ -118,20 +119,32 @@ void block_rows(const Rows& rows, int64_t first, const typename Factors::Weight*
     }
     return;
   }
-  // Most sums are finished here.
-  if (end.last && !rows.more && end.residual == nullptr && end.features >= Vectors * kLanes) {
+  // Of most sums a result is made here; a residual is what is added last.
+  const auto write = [&](auto added) __attribute__((always_inline)) {
 #pragma GCC unroll 2
     for (int place = 0; place < Vectors; ++place) {
       const int64_t vector = place * kLanes;
+      const Some here(end.features - vector);
       // Nothing is added with a minus zero, which leaves even that as it is.
-      const Vector bias = end.bias == nullptr ? spread(-0.0f) : load<Vector>(end.bias + vector);
+      const Vector bias = end.bias == nullptr ? spread(-0.0f) : here.load(end.bias + vector);
 #pragma GCC unroll 16
       for (int row = 0; row < Count; ++row) {
-        store(rows.made + (first + row) * rows.features + vector, end.follows.limited(sums[row][place] + bias));
+        const int64_t to = (first + row) * rows.features + vector;
+        Vector value = sums[row][place] + bias;
+        if constexpr (added.value) value += here.load(end.residual + to);
+        here.store(rows.made + to, end.follows.limited(value));
       }
     }
+  };
+  if (!end.last || rows.more) {
+    // Of these alone the sums need to lie in memory.
+    Vector kept[Count][Vectors];
+    std::copy_n(&sums[0][0], Count * Vectors, &kept[0][0]);
+    finish(&kept[0][0], Count, Vectors, rows, first, end);
+  } else if (end.residual != nullptr) {
+    write(std::true_type{});
   } else {
-    finish(&sums[0][0], Count, Vectors, rows, first, end);
+    write(std::false_type{});
   }
   if (end.last && end.follows.activation != Activation::kNone) end.follows.over(rows.made + first * rows.features, Count, rows.features, end.features);
 }

@@ -75,6 +75,26 @@ void store_some(float* to, Vector value, int64_t count) {
 #endif
 }
 
+// The same, asked for once, of several vectors.
+class Some {
+ public:
+#if defined(__AVX512F__)
+  explicit Some(int64_t count) : mask(static_cast<__mmask16>(count >= kLanes ? 0xffff : (1u << count) - 1)) {}
+  Vector load(const float* from) const { return _mm512_maskz_loadu_ps(mask, from); }
+  void store(float* to, Vector value) const { _mm512_mask_storeu_ps(to, mask, value); }
+
+ private:
+  const __mmask16 mask;
+#else
+  explicit Some(int64_t count) : count(count) {}
+  Vector load(const float* from) const { return load_some(from, count); }
+  void store(float* to, Vector value) const { store_some(to, value, count); }
+
+ private:
+  const int64_t count;
+#endif
+};
+
 // Of as many booleans as a vector has numbers: not zero where one is true.
 Bits load_booleans(const bool* from) {
 #if defined(__AVX512F__)
