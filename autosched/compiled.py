@@ -41,10 +41,11 @@ from autosched.runtime import cache
 from autosched.runtime.bundle.format import Bundle, Evidence, OperatorTimes
 from autosched.runtime.cores import usable_cores
 from autosched.runtime.current_device import home_of, made_current
-from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport
+from autosched.runtime.guard import FallbackWarning, LoadedModel
 from autosched.runtime.host_key import cpu_device_key, numerics_key, software_key
 from autosched.runtime.inductor.modes import mode_of
 from autosched.runtime.load import load
+from autosched.runtime.load_report import LoadReport
 from autosched.runtime.no_memory import lacks_memory
 from autosched.runtime.state import Kept
 from autosched.runtime.thread_state import ThreadKept, inference_mode

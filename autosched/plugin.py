@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from autosched.capture.dynamo import DynamoGraph, GraphInputs
     from autosched.compiled import Recipe
-    from autosched.runtime.guard import LoadedModel, LoadReport
+    from autosched.runtime.guard import LoadedModel
+    from autosched.runtime.load_report import LoadReport
 
 # Models of one class share their code, and so their graphs: this many sets of parameters, and this many input shapes, keep a schedule
 # at once for each graph. One more, and the one that was called longest ago is dropped, or the shape refused.
@@ -162,7 +163,7 @@ class ScheduledGraph:
 
     def reports(self) -> list[LoadReport]:
         """One for each set of shapes and parameters."""
-        from autosched.runtime.guard import LoadReport
+        from autosched.runtime.load_report import LoadReport
 
         with self._lock.lock:
             recipes, bound = list(self._recipes.values()), list(self._bound.values())

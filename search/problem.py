@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from autosched.core.costs import UNATTRACTIVE, CostTable
 from autosched.core.errors import InvalidGraph, UsageError
-from autosched.core.graph import OpGraph, topological
+from autosched.core.graph import OpGraph
 from autosched.core.schedule import Schedule, make_schedule
+from autosched.core.topological import topological
 from autosched.costmodel.composition import shares
 
 Ints = NDArray[np.int32]

@@ -152,8 +152,22 @@ def test_every_strategy_and_its_file_are_in_the_map() -> None:
     rows = re.findall(r"^\| [^|]+ \| ([^|]*) \| ([^|]*) \|$", text, re.M)
     named = {name for names, _ in rows for name in re.findall(r"`(\w+)`", names)}
     assert named == {*STRATEGIES.names(), "tuned", "estf_2", "opara_2", "ios_2"}
-    for path in re.findall(r"`((?:autosched|search|costmodel|datasets)/[\w/.]*)`", text):
-        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    for path in re.findall(r"`((?:autosched|search|costmodel|datasets)/[\w/.]*)`", page.read_text(encoding="utf-8")):
+        assert (ROOT / path).exists() or (page.parent / path).exists(), path
+
+
+def test_every_pass_and_every_kernel_has_its_row() -> None:
+    text = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    tables = dict(re.findall(r"^\| [^|]+ \| files? in `([\w/]+)` \|\n\|---\|---\|\n((?:\|.*\n)+)", text, re.M))
+    assert set(tables) == {"autosched/capture/passes", "autosched/runtime/cpu_kernels"}
+    for folder, rows in tables.items():
+        named = re.findall(r"`([\w.]+)`", "".join(row.rsplit(" | ", 1)[1] for row in rows.splitlines()))
+        there = {path.name for path in (ROOT / folder).iterdir() if path.is_file()} - {"__init__.py"}
+        assert sorted(named) == sorted(there), folder
 
 
 def test_the_table_of_efforts_is_the_presets() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autosched.capture.draft import Draft, Node, iterate_regions
 from autosched.capture.traffic import is_view
-from autosched.core.graph import topological
+from autosched.core.topological import topological
 
 
 class Merging:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autosched.core.computed_once import computed_once
@@ -372,31 +372,3 @@ def _spec_of(argument: Argument, values: Sequence[Value], seen: dict[int, int]) 
     if isinstance(argument, float):
         return ["float", argument.hex()]
     return argument
-
-
-def topological(count: int, predecessors: Sequence[Iterable[int]]) -> tuple[int, ...]:
-    """Kahn's algorithm, smallest index first.
-
-    Raises:
-        InvalidGraph: the operators that are on a cycle.
-    """
-    import heapq
-
-    waiting = [len(set(before)) for before in predecessors]
-    after: list[list[int]] = [[] for _ in range(count)]
-    for index, before in enumerate(predecessors):
-        for item in set(before):
-            after[item].append(index)
-    ready = [index for index in range(count) if waiting[index] == 0]
-    heapq.heapify(ready)
-    order: list[int] = []
-    while ready:
-        index = heapq.heappop(ready)
-        order.append(index)
-        for item in after[index]:
-            waiting[item] -= 1
-            if waiting[item] == 0:
-                heapq.heappush(ready, item)
-    if len(order) != count:
-        raise InvalidGraph(f"operators {sorted(set(range(count)) - set(order))} are on a cycle or behind one; expected an acyclic graph")
-    return tuple(order)

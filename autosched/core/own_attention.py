@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 # With fewer queries copying keys takes longer than it saves: they are read as they lie. Of more keys the copies would leave the caches.
+# ``kFewQueries`` of ``few_queries.h`` is the same.
 _FEW_QUERIES, _MOST_KEYS = 8, 4096
 # The scores of few queries are all kept until their results are there.
 _MOST_KEYS_OF_FEW = 32768

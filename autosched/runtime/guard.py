@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -18,7 +17,7 @@ from autosched.core.forks import RenewedLock
 from autosched.core.specs import TENSOR_TYPES, only_adds_to_tensors
 from autosched.core.standing_aside import all_aside, asking, hooks_around, schedule_within
 from autosched.runtime.foreign_modes import foreign_mode
-from autosched.runtime.prepared import Prepared
+from autosched.runtime.load_report import LoadReport, shape_report, shared_bytes
 from autosched.runtime.shape_table import ShapeTable
 from autosched.runtime.slot import Refused, Slot
 from autosched.runtime.state import turn_of
@@ -40,77 +39,6 @@ _HOOKED = (
 
 class FallbackWarning(UserWarning):
     """The model ran as it came, without its schedule; the message says why. Given once for each kind of reason and loaded model."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeReport:
-    """One shape of a loaded bundle.
-
-    Args:
-        shape: its inputs, for people.
-        ready: whether its schedule is bound, verified and in memory now.
-        refused: why its schedule is not used, if it is not.
-        calls: calls that ran its schedule.
-        workspace_bytes: memory its schedule takes while ready, beside the model's weights; some of it other shapes may take as well.
-        max_abs_error: largest difference from the model when it was compared last.
-        copied_back_bytes: what each call copies into memory that the model changes in place; 0 where the schedule changes it there.
-    """
-
-    shape: str
-    ready: bool
-    refused: str
-    calls: int
-    workspace_bytes: int
-    max_abs_error: float
-    copied_back_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """What a loaded model does.
-
-    Args:
-        scheduled: whether calls run a schedule (those that pass the guard).
-        reason: why not, if not.
-        schedule: name of the strategy that made the schedule, empty if none was read; of several shapes, the first's.
-        operators, lanes: size of the schedule; of several, the largest.
-        verdict: ``exact``, ``degraded`` or ``incompatible``; empty if no bundle could be read.
-        differences: one line for each field in which the bundle and this host or model differ.
-        max_abs_error: largest difference from the model in the comparisons made so far.
-        calls: calls that ran a schedule.
-        stepped_aside: ``(reason, calls)`` for calls that ran the model as it came; reasons beyond a thousand are one together.
-        shapes: one entry for each shape of the bundle.
-        padding: whether calls of other shapes are padded: ``on``, ``off``, or why not.
-        evictions: how often a ready schedule made room for another.
-        notes: what was not checked, and what would make it so; what schedules in memory run without, and why.
-        shared_bytes: of the shapes' ``workspace_bytes``, what is in memory once and counted by several: weights that were packed alike.
-    """
-
-    scheduled: bool
-    reason: str
-    schedule: str = ""
-    operators: int = 0
-    lanes: int = 0
-    verdict: str = ""
-    differences: tuple[str, ...] = ()
-    max_abs_error: float = 0.0
-    calls: int = 0
-    stepped_aside: tuple[tuple[str, int], ...] = ()
-    shapes: tuple[ShapeReport, ...] = ()
-    padding: str = "off"
-    evictions: int = 0
-    notes: tuple[str, ...] = ()
-    shared_bytes: int = 0
-
-    @property
-    def ready(self) -> int:
-        """How many schedules are in memory now."""
-        return sum(shape.ready for shape in self.shapes)
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Memory that the schedules in memory take now, beside the model's weights."""
-        return sum(shape.workspace_bytes for shape in self.shapes if shape.ready) - self.shared_bytes
 
 
 class _Running(threading.local):
@@ -258,7 +186,7 @@ class LoadedModel:
             return dataclasses.replace(base, stepped_aside=self._stepped_aside())
         # Another thread may evict one between two looks.
         prepared = [slot.prepared for slot in table.slots]
-        shapes = tuple(map(_shape_report, table.slots, prepared))
+        shapes = tuple(map(shape_report, table.slots, prepared))
         left = [slot for slot in table.slots if not slot.refused]
         return dataclasses.replace(
             base,
@@ -271,7 +199,7 @@ class LoadedModel:
             padding="off" if table.padding is None else table.padding.refused or "on",
             evictions=table.evictions,
             notes=(*base.notes, *dict.fromkeys(each.without for each in prepared if each is not None and each.without)),
-            shared_bytes=_shared_bytes([each.packed_bytes for each in prepared if each is not None]),
+            shared_bytes=shared_bytes([each.packed_bytes for each in prepared if each is not None]),
         )
 
     def refresh(self) -> None:
@@ -381,16 +309,6 @@ class LoadedModel:
             self._warned.add(kind)
         if first:
             warn_caller(f"autosched runs {type(self.model).__name__} without a schedule: {reason}", FallbackWarning)
-
-
-def _shape_report(slot: Slot, prepared: Prepared | None) -> ShapeReport:
-    workspace, copied = (prepared.workspace_bytes, prepared.copied_back_bytes) if prepared else (0, 0)
-    return ShapeReport(slot.label, prepared is not None, slot.refused, slot.calls, workspace, slot.max_abs_error, copied)
-
-
-def _shared_bytes(packed: Sequence[Mapping[Hashable, int]]) -> int:
-    once = {memory: size for each in packed for memory, size in each.items()}
-    return sum(size for each in packed for size in each.values()) - sum(once.values())
 
 
 def _error_of(refused: Refused) -> AutoschedError:

@@ -29,10 +29,11 @@ from autosched.runtime.calling_threads import calling_threads
 from autosched.runtime.cpu_kernels.library import kernel_library
 from autosched.runtime.cpu_kernels.ways import WAYS
 from autosched.runtime.current_device import current_index
-from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport, ShapeReport
+from autosched.runtime.guard import FallbackWarning, LoadedModel
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.key_order import KeyOrders
 from autosched.runtime.lane_choice import for_engine
+from autosched.runtime.load_report import LoadReport, ShapeReport
 from autosched.runtime.native.build import build_native, native_library, obstacle
 from autosched.runtime.no_memory import ROOM, lacks_memory
 from autosched.runtime.prepared import ChangedMeanwhile, InAnotherMode, Prepared

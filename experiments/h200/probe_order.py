@@ -42,7 +42,7 @@ def p3(bench: Bench) -> Answer:
                             backend.touch()
 
                 begun = time.perf_counter()
-                result = bench.capturer._record(lanes[:branches], body, bench.capturer.scratch_pool())
+                result = bench.capturer.recorder.record(lanes[:branches], body, bench.capturer.scratch_pool())
                 marks.append(time.perf_counter())
                 if isinstance(result, Failure):
                     raise RuntimeError(result.detail)

@@ -88,7 +88,7 @@ def child(name: str, bundle: Path, device: str) -> None:
 
 
 def _watch_stages(loading: Any, spent: dict[str, float]) -> None:
-    import autosched.runtime.binding as binding
+    from autosched.runtime import binding, comparison
 
     def timed(owner: Any, name: str, stage: str) -> None:
         real: Callable[..., Any] = getattr(owner, name)
@@ -109,7 +109,7 @@ def _watch_stages(loading: Any, spent: dict[str, float]) -> None:
     timed(binding, "bind_for", "pack")
     timed(binding, "bind", "pack")  # on a GPU
     timed(binding, "make_plan", "plan")
-    timed(binding.Binder, "_verify", "verify")
+    timed(comparison.Comparison, "_verify", "verify")
 
 
 class ChildFailed(Exception):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from autosched.capture.draft import Draft, Node
-from autosched.core.graph import OpGraph, ValueRole, topological
+from autosched.core.graph import OpGraph, ValueRole
+from autosched.core.topological import topological
 
 
 def unordered_conflicts(graph: OpGraph) -> list[str]:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from autosched.core import digests
 from autosched.core.errors import InvalidGraph
-from autosched.core.graph import EdgeKind, Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature, merkle_digests, topological
+from autosched.core.graph import EdgeKind, Operator, OpGraph, TensorSpec, Value, ValueRole, kernel_signature, merkle_digests
 from autosched.core.program import Call, Many, NonFinite, Ref
+from autosched.core.topological import topological
 
 SPEC = TensorSpec((2, 3), "float32", (3, 1))
 

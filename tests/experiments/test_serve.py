@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from autosched.core.errors import UsageError
-from autosched.runtime import binding
+from autosched.runtime import binding, comparison
 from autosched.runtime import load as loading
 from autosched.runtime.cores import usable_cores
 from experiments.calls import Ended
@@ -136,7 +136,7 @@ def test_what_a_gpu_has_bound_is_in_a_stage(monkeypatch: pytest.MonkeyPatch) -> 
     ):
         for name in names:
             monkeypatch.setattr(owner, name, getattr(owner, name))
-    monkeypatch.setattr(binding.Binder, "_verify", binding.Binder._verify)
+    monkeypatch.setattr(comparison.Comparison, "_verify", comparison.Comparison._verify)
     monkeypatch.setattr(binding, "bind", lambda *given: time.sleep(0.01))
     spent: dict[str, float] = {}
     load._watch_stages(loading, spent)

@@ -18,8 +18,9 @@ from autosched import plugin
 from autosched.capture.dynamo import alone
 from autosched.compiled import _timed
 from autosched.core.errors import AutoschedError, UnsupportedGraph, UsageError
-from autosched.runtime.guard import FallbackWarning, LoadedModel, LoadReport
+from autosched.runtime.guard import FallbackWarning, LoadedModel
 from autosched.runtime.lanes import LaneExecutor
+from autosched.runtime.load_report import LoadReport
 from tests.conformance.waiting import at_once
 from tests.plugin.nets import Attention, Broken, Counting, Inception, Mlp, inputs_of, require_same
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from autosched.capture.export import capture
 from autosched.core.errors import IncompatibleArtifact
-from autosched.runtime import binding
-from autosched.runtime.binding import Binder
+from autosched.runtime import comparison
+from autosched.runtime.comparison import Comparison
 
 Outputs = list[torch.Tensor]
 
@@ -63,8 +63,8 @@ def judged(device: _Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., fl
     model, x = _Model(device).eval(), torch.randn(4, 8)
     with device.full():
         program = capture(model, (x,)).program
-    monkeypatch.setattr(binding, "full_float32", device.full)
-    monkeypatch.setattr(binding, "rounded_as", device.rounded_as)
+    monkeypatch.setattr(comparison, "full_float32", device.full)
+    monkeypatch.setattr(comparison, "rounded_as", device.rounded_as)
 
     def run(inputs: Sequence[torch.Tensor], factor: float = 1.0) -> Outputs:
         with torch.no_grad():
@@ -75,8 +75,8 @@ def judged(device: _Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., fl
         bundle: Any = SimpleNamespace(program=program, schedule=SimpleNamespace(variant=(int(compiled),)))
         with torch.no_grad():
             answer = model(x)
-        binder: Any = SimpleNamespace(_label="the schedule", model=model)
-        return Binder._agree(binder, bundle, bound, run([x], function * graph), [x], answer)
+        its = Comparison(model, bound.device, "the schedule")
+        return its._agree(bundle, bound, run([x], function * graph), [x], answer)
 
     return judge
 

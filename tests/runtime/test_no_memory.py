@@ -14,7 +14,7 @@ import torch
 from autosched.core.errors import AutoschedError, DeviceError, IncompatibleArtifact, ShortOfMemory
 from autosched.core.frames import empty_frames
 from autosched.export.bundle import encode_bundle
-from autosched.runtime import binding, slot
+from autosched.runtime import binding, comparison, slot
 from autosched.runtime.load import FallbackWarning, load
 from autosched.runtime.trees import output_tensors
 from tests.conformance.bundles import shapes_of, two_branches_bundle
@@ -107,7 +107,7 @@ def test_what_to_do_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(binding, "random_inputs", no_room)
-    monkeypatch.setattr(binding, "telling_inputs", no_room)
+    monkeypatch.setattr(comparison, "telling_inputs", no_room)
     with pytest.raises(IncompatibleArtifact, match="out of memory") as caught:
         load(data, model, strict=True)
     assert str(caught.value).endswith("(max_shapes).")

@@ -8,7 +8,7 @@ import torch
 
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.attention import scales_what_it_hides
-from autosched.capture.passes.spelling import Spelling
+from autosched.capture.passes.spelling import Spelling, respelled
 from autosched.capture.passes.views import depends_on_strides, loosen_views
 from autosched.core.program import Ref
 
@@ -24,13 +24,7 @@ def attend_in_four_dimensions(draft: Draft) -> int:
     """
     if depends_on_strides(draft):
         return 0
-    nodes: list[Node] = []
-    changed = 0
-    for node in draft.nodes:
-        calls = _joined(node, draft)
-        nodes += calls or [node]
-        changed += bool(calls)
-    draft.nodes = nodes
+    changed = respelled(draft, lambda node: _joined(node, draft))
     if changed:
         # Fused kernels write the heads of a query side by side.
         loosen_views(draft)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from autosched.capture.draft import Draft, Node
-from autosched.capture.passes.spelling import Spelling
+from autosched.capture.passes.spelling import Spelling, respelled
 from autosched.capture.passes.views import depends_on_strides, loosen_views
 from autosched.core.program import Ref
 
@@ -23,14 +23,12 @@ def spell_einsums(draft: Draft) -> int:
     if depends_on_strides(draft):
         return 0
     fixed = draft.fixed_values()
-    nodes: list[Node] = []
-    changed = 0
-    for node in draft.nodes:
+
+    def words(node: Node) -> list[Node]:
         product = _product(node, draft) if node.target == "aten::einsum.default" and node.outputs[0] >= 0 else None
-        calls = [] if product is None else _calls(draft, node, product, fixed)
-        nodes += calls or [node]
-        changed += bool(calls)
-    draft.nodes = nodes
+        return [] if product is None else _calls(draft, node, product, fixed)
+
+    changed = respelled(draft, words)
     if changed:
         loosen_views(draft)
     return changed

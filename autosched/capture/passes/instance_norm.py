@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from autosched.capture.draft import Draft, Node
-from autosched.capture.passes.spelling import Spelling
+from autosched.capture.passes.spelling import Spelling, respelled
 from autosched.core.program import Ref
 
 aten = torch.ops.aten
@@ -13,14 +13,7 @@ aten = torch.ops.aten
 
 def spell_instance_norms(draft: Draft) -> int:
     """``instance_norm`` in float32 becomes ``group_norm`` with a group for each channel: a sixth of the time. Returns how many did."""
-    nodes: list[Node] = []
-    changed = 0
-    for node in draft.nodes:
-        calls = _spelled(node, draft)
-        nodes += calls or [node]
-        changed += bool(calls)
-    draft.nodes = nodes
-    return changed
+    return respelled(draft, lambda node: _spelled(node, draft))
 
 
 def _spelled(node: Node, draft: Draft) -> list[Node]:

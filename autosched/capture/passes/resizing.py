@@ -10,6 +10,7 @@ import torch
 
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.convolution import Convolution, read_convolution
+from autosched.capture.passes.spelling import respelled
 from autosched.core.program import Ref
 
 aten = torch.ops.aten
@@ -42,17 +43,13 @@ def mix_before_resizing(draft: Draft) -> int:
     convolutions.
     """
     fixed, alone, written = draft.fixed_values(), draft.made_for_one(), draft.written()
-    nodes: list[Node] = []
-    found = 0
-    for node in draft.nodes:
+
+    def words(node: Node) -> list[Node]:
         convolution = read_convolution(node)
         parts = [] if convolution is None or not _of_one_pixel(convolution, draft, fixed) else _parts(convolution, alone, written, draft)
-        if convolution is None or not _worth_it(parts, node, draft):
-            nodes.append(node)
-            continue
-        nodes += _apart(node, convolution, parts, draft)
-        found += 1
-    draft.nodes = nodes
+        return [] if convolution is None or not _worth_it(parts, node, draft) else _apart(node, convolution, parts, draft)
+
+    found = respelled(draft, words)
     draft.remove_dead()
     return found
 

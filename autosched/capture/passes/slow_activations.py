@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from autosched.capture.draft import Draft, Node
-from autosched.capture.passes.spelling import Spelling
+from autosched.capture.passes.spelling import Spelling, respelled
 from autosched.core.gelu import CUBIC, LINEAR
 from autosched.core.program import Ref
 
@@ -21,27 +21,25 @@ def spell_slow_activations(draft: Draft) -> int:
     writes one loop of it, and less than their own kernels' otherwise. Rounding differs in the last bits.
     """
     users, producers, leaving = draft.users(), draft.producers(), set(draft.output_values())
-    nodes: list[Node] = []
-    changed = 0
-    for node in draft.nodes:
+
+    def words(node: Node) -> list[Node]:
         source = node.tensor("self") if node.kind in ("aten::gelu", "aten::mish", "aten::add") else None
-        spelled: list[Node] = []
         if source is None or node.mutates() or node.outputs[0] < 0 or not _large(draft, source):
-            pass
-        elif node.kind == "aten::gelu" and node.argument("approximate") == "tanh":
-            spelled = _gelu(Spelling(draft, node), source)
-        elif node.kind == "aten::mish":
-            spelled = _mish(Spelling(draft, node), source)
-        elif node.target == "aten::add.Tensor" and node.args[1:] == (1,) and not node.kwargs:
+            return []
+        if node.kind == "aten::gelu" and node.argument("approximate") == "tanh":
+            return _gelu(Spelling(draft, node), source)
+        if node.kind == "aten::mish":
+            return _mish(Spelling(draft, node), source)
+        if node.target == "aten::add.Tensor" and node.args[1:] == (1,) and not node.kwargs:
             tangent = producers.get(source)
             given = tangent.tensor("self") if tangent is not None and tangent.target == "aten::tanh.default" else None
             # Integers have a tangent in float32, too, and twice an integer may be more than there is.
             alone = len(users[source]) == 1 and source not in leaving
             if given is not None and _large(draft, given) and alone:
-                spelled = _tangent_and_one(Spelling(draft, node), given)
-        nodes += spelled or [node]
-        changed += bool(spelled)
-    draft.nodes = nodes
+                return _tangent_and_one(Spelling(draft, node), given)
+        return []
+
+    changed = respelled(draft, words)
     draft.remove_dead()
     return changed
 

@@ -1,7 +1,8 @@
-"""One call in other words: what stands in its place."""
+"""Calls in other words: what stands in their place."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch._ops import OpOverload
@@ -26,3 +27,15 @@ class Spelling:
         """All of them; the last makes what ``node`` made."""
         self.calls[-1].outputs = self.node.outputs
         return self.calls
+
+
+def respelled(draft: Draft, words: Callable[[Node], list[Node]]) -> int:
+    """What ``words`` has for a call stands in its place, if that is anything; returns how many it was for."""
+    nodes: list[Node] = []
+    changed = 0
+    for node in draft.nodes:
+        calls = words(node)
+        nodes += calls or [node]
+        changed += bool(calls)
+    draft.nodes = nodes
+    return changed

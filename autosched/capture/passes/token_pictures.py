@@ -6,6 +6,7 @@ import torch
 
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.channels_last import in_channels_last_order
+from autosched.capture.passes.spelling import respelled
 from autosched.capture.passes.views import RESHAPES, depends_on_strides, loosen_views
 from autosched.core.program import Ref
 
@@ -22,19 +23,20 @@ def order_token_pictures(draft: Draft) -> int:
     if depends_on_strides(draft):
         return 0
     producers = draft.producers()
-    nodes: list[Node] = []
-    for node in draft.nodes:
+
+    def words(node: Node) -> list[Node]:
         tokens = _tokens(node, draft, producers)
         if tokens is None:
-            nodes.append(node)
-            continue
+            return []
         batch, channels, height, width = draft.specs[node.outputs[0]].shape
         rows = draft.fresh()
         shape = [batch, height, width, channels]
-        nodes.append(Node(aten.reshape.default, (Ref(tokens), shape), {}, (rows,), f"{node.name}_rows", node.source))
-        nodes.append(Node(aten.permute.default, (Ref(rows), [0, 3, 1, 2]), {}, node.outputs, node.name, node.source))
-    found = len(nodes) - len(draft.nodes)
-    draft.nodes = nodes
+        return [
+            Node(aten.reshape.default, (Ref(tokens), shape), {}, (rows,), f"{node.name}_rows", node.source),
+            Node(aten.permute.default, (Ref(rows), [0, 3, 1, 2]), {}, node.outputs, node.name, node.source),
+        ]
+
+    found = respelled(draft, words)
     if found:
         loosen_views(draft)
         draft.remove_dead()

@@ -3,7 +3,7 @@
 Both run the one :func:`walk`. The rules a capture must keep, and where each is kept:
 
 * the origin stream launches nothing, and every stream is forked from it before the first allocation - a stream that has not
-  joined yet allocates from the default pool, and what it launches is silently missing from the graph (:meth:`GraphCapturer._record`);
+  joined yet allocates from the default pool, and what it launches is silently missing from the graph (``cuda.recording``);
 * every stream is joined at the end, even one left idle, or the whole capture is lost;
 * events are made anew for each capture, and none is shared with the eager run: they may not mix;
 * ``record_stream`` is never called: in a capture it keeps a block from being used again until the end. Dropping the last reference
@@ -16,7 +16,6 @@ Both run the one :func:`walk`. The rules a capture must keep, and where each is 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -27,17 +26,16 @@ from autosched.core.in_place import outputs_overwritten
 from autosched.core.records import Failure, FailureKind
 from autosched.runtime.cuda.bindings import NOT_INSTALLED
 from autosched.runtime.cuda.captured import CapturedGraph, GraphNode, StorageSpan
-from autosched.runtime.cuda.failures import failure_of, released
-from autosched.runtime.cuda.lanes import NO_OPERATOR, CaptureNotes, CaptureOptions, GraphReader, LaneExecutor, Launchable, Slots
+from autosched.runtime.cuda.failures import failure_of
+from autosched.runtime.cuda.lanes import NO_OPERATOR, CaptureNotes, CaptureOptions, GraphReader, LaneExecutor, Launchable
 from autosched.runtime.cuda.reader_trial import flaw_of
+from autosched.runtime.cuda.recording import Recorder
 from autosched.runtime.cuda.runner import GraphRunner, ReplayGate
-from autosched.runtime.cuda.streams import EmptyCapture, Graph, Pool, Stream, StreamBackend, StreamSet, Tensor, no_garbage_collection
+from autosched.runtime.cuda.streams import Graph, Pool, Stream, StreamBackend, StreamSet, Tensor
 from autosched.runtime.cuda.workspaces import Workspaces
 from autosched.runtime.plan import Plan
 from autosched.runtime.thread_state import inference_mode
 from autosched.runtime.walk import walk
-
-log = logging.getLogger(__name__)
 
 _OTHER_ALLOCATOR = (
     "remove backend: from PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF, PYTORCH_NO_CUDA_MEMORY_CACHING (whatever its value), and any "
@@ -71,8 +69,8 @@ class GraphCapturer:
             raise DeviceError(f"the CUDA allocator is not PyTorch's native one, or caches nothing; {_OTHER_ALLOCATOR}")
         self.backend = backend
         self.streams = streams if streams is not None else StreamSet(backend)
+        self.recorder = Recorder(backend, self.streams)
         self._gate = ReplayGate(backend)
-        self.tainted = False
         self._reader = reader
         self._tried = False
         self.unread = unread if reader is None else ""
@@ -80,6 +78,11 @@ class GraphCapturer:
         self._keepers: list[Graph] = []
         self._workspaces = Workspaces(backend, self.streams, self._recorded)
         self._captured_on: set[int] = set()
+
+    @property
+    def tainted(self) -> bool:
+        """Whether a capture failed in a way that this process cannot undo."""
+        return self.recorder.tainted
 
     @property
     def can_observe(self) -> bool:
@@ -94,7 +97,7 @@ class GraphCapturer:
         if self._scratch is None:
             self._load_own_kernels()
             pool = self.backend.new_pool()
-            keeper = self._record([self.streams.named("keeper")], lambda: self._touch("keeper"), pool)
+            keeper = self.recorder.record([self.streams.named("keeper")], lambda: self._touch("keeper"), pool)
             if isinstance(keeper, Failure):
                 raise DeviceError(f"this device captures no graph at all: {keeper.detail}")
             self._keepers.append(keeper[0])
@@ -221,7 +224,7 @@ class GraphCapturer:
             walk(plan.steps, executor)
             return program.outputs(slots)
 
-        result = self._record(self._lanes(plan), body, pool, slots=slots, executor=executor, names=graph)
+        result = self.recorder.record(self._lanes(plan), body, pool, slots=slots, executor=executor, names=graph)
         slots.clear()
         if isinstance(result, Failure):
             return result
@@ -288,7 +291,7 @@ class GraphCapturer:
     def _try_reader(self) -> None:
         """Once: what answers wrongly about a graph that is known would condemn every schedule, or none."""
         if self._reader is not None and not self._tried:
-            self.unread = flaw_of(self._reader, self.backend, (self.streams.lane(0), self.streams.lane(1)), self._record)
+            self.unread = flaw_of(self._reader, self.backend, (self.streams.lane(0), self.streams.lane(1)), self.recorder.record)
             self._tried = True
             self._reader = None if self.unread else self._reader
 
@@ -297,11 +300,11 @@ class GraphCapturer:
             self.backend.touch()
 
     def _recorded(self, streams: Sequence[Stream], body: Callable[[], Any], pool: Pool) -> tuple[Graph, Any, Pool] | Failure:
-        """As :meth:`_record`, and in which pool: another one, once more, if memory was only cached."""
+        """As :meth:`Recorder.record`, and in which pool: another one, once more, if memory was only cached."""
         tainted = self.tainted
-        made = self._record(streams, body, pool)
+        made = self.recorder.record(streams, body, pool)
         if (roomier := self._room(made, pool, tainted)) is not None:
-            pool, made = roomier, self._record(streams, body, roomier)
+            pool, made = roomier, self.recorder.record(streams, body, roomier)
         return made if isinstance(made, Failure) else (*made, pool)
 
     def _room(self, made: object, pool: Pool, tainted: bool) -> Pool | None:
@@ -316,97 +319,6 @@ class GraphCapturer:
         if not short or not self.backend.release_cached():
             return None
         return pool if pool in (self._scratch, self._workspaces.pool) else self.backend.new_pool()
-
-    def _record(
-        self,
-        side: Sequence[Stream],
-        body: Callable[[], Any],
-        pool: Pool,
-        *,
-        slots: Slots | None = None,
-        executor: LaneExecutor | None = None,
-        names: OpGraph | None = None,
-    ) -> tuple[Graph, Any] | Failure:
-        """Capture what ``body`` launches on ``side``. Whatever comes out of it, the capture is ended, or its streams would stay in it."""
-        backend = self.backend
-        origin = self.streams.named("origin")
-        backend.synchronize()
-        with no_garbage_collection(), inference_mode(True), backend.on(origin):
-            graph, ended = None, False
-            try:
-                graph = backend.begin_capture(pool)
-                self._fork(origin, side)
-                made = body()
-                self._join(origin, side)
-                ended = True
-                backend.end_capture(graph)
-            except BaseException as error:
-                doing = "capture"
-                if executor is not None and executor.current != NO_OPERATOR and names is not None:
-                    doing = f"capture, at operator {names.operators[executor.current].name}"
-                failure = failure_of(error, doing)
-                clean = isinstance(error, EmptyCapture)
-                outside = released(error)
-            else:
-                return graph, made
-            if slots is not None:
-                slots.clear()
-            if graph is not None:
-                # An interrupt may come before the end was even asked for.
-                if not ended or (outside is not None and backend.capturing(origin)):
-                    # It may also come when another stream has just been made the current one, and this one alone can end the capture.
-                    with backend.on(origin):
-                        clean = self._end(graph, origin, side)
-                self._unwind(graph, pool, clean=clean)
-        log.debug("capture failed: %s", failure.detail)
-        if outside is not None:
-            try:
-                raise outside
-            finally:
-                del outside  # its traceback holds this frame
-        return failure
-
-    def _fork(self, origin: Stream, side: Sequence[Stream]) -> None:
-        start = self.backend.new_event()
-        self.backend.record(start, origin)
-        for stream in side:
-            self.backend.wait(stream, start)
-            if not self.backend.capturing(stream):
-                raise DeviceError("a stream did not join the capture; what it launches would be missing from the graph")
-
-    def _join(self, origin: Stream, side: Sequence[Stream]) -> None:
-        for stream in side:
-            end = self.backend.new_event()
-            self.backend.record(end, stream)
-            self.backend.wait(origin, end)
-
-    def _end(self, graph: Graph, origin: Stream, side: Sequence[Stream]) -> bool:
-        """End a capture that its body gave up. Ending it in order is worth trying: only that leaves the allocator clean."""
-        try:
-            self._join(origin, side)
-        except Exception as error:
-            log.debug("streams could not be joined: %s", error)
-        # Even an invalid capture has to be ended, or its streams stay in it.
-        try:
-            self.backend.end_capture(graph)
-        except EmptyCapture:
-            return True
-        except Exception as error:
-            log.debug("capture could not be ended in order: %s", error)
-            return False
-        return True
-
-    def _unwind(self, graph: Graph, pool: Pool, *, clean: bool) -> None:
-        try:
-            if clean:
-                self.backend.reset(graph)
-            elif not self.backend.abandon_capture(graph, pool):
-                self.tainted = True
-            self.backend.synchronize()
-        except Exception as error:
-            self.tainted = True
-            let_through(error)
-            log.warning("the device does not answer after a failed capture: %s", error)
 
     def _describe(self, graph: Graph, notes: CaptureNotes, pool: Pool) -> CapturedGraph:
         reader = self._reader
