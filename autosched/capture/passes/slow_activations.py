@@ -6,6 +6,7 @@ import torch
 
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.spelling import Spelling, respelled
+from autosched.core.byte_products import INT_MM, byte_product, whole_views
 from autosched.core.gelu import CUBIC, LINEAR
 from autosched.core.program import Ref
 
@@ -18,13 +19,17 @@ _LEAST_ELEMENTS = 1 << 13
 
 def spell_slow_activations(draft: Draft) -> int:
     """``gelu`` by the hyperbolic tangent, ``1 + tanh(x)`` and ``mish`` in float32, by sigmoid and exp: a tenth of the time where a compiler
-    writes one loop of it, and less than their own kernels' otherwise. Rounding differs in the last bits.
+    writes one loop of it, and less than their own kernels' otherwise. Rounding differs in the last bits. What a product in eight bits takes
+    in keeps its name, by which it is known there.
     """
     users, producers, leaving = draft.users(), draft.producers(), set(draft.output_values())
+    views = whole_views(draft.nodes, draft.specs)
+    products = (byte_product(node, draft.specs, views, users, leaving) for node in draft.nodes if node.target == INT_MM)
+    taken_in = {node for product in products if product is not None for node in product.path}
 
     def words(node: Node) -> list[Node]:
         source = node.tensor("self") if node.kind in ("aten::gelu", "aten::mish", "aten::add") else None
-        if source is None or node.mutates() or node.outputs[0] < 0 or not _large(draft, source):
+        if source is None or node in taken_in or node.mutates() or node.outputs[0] < 0 or not _large(draft, source):
             return []
         if node.kind == "aten::gelu" and node.argument("approximate") == "tanh":
             return _gelu(Spelling(draft, node), source)
