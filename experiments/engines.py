@@ -219,7 +219,7 @@ def main() -> None:
         serve(sys.argv[2], sys.argv[3], Path(sys.argv[4]), said)
         return
     asked = parser_of(__doc__).parse_args()
-    names = asked.models or (["autosched:moe"] if asked.smoke else MODELS)
+    names = asked.models or (["autosched:toy"] if asked.smoke else MODELS)
     versions = {package: version for package in _PACKAGES if (version := version_of(package))}
     rows: list[dict[str, Any]] = []
     for name in names:

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.conformance.caches import own_cache
 from tests.conformance.composites import look_up_composites_once
 
 # The same examples everywhere and each time, none remembered from an earlier run, and no limit on how slow a busy machine draws them.
@@ -73,29 +73,21 @@ def _no_memory_of_earlier_runs(tmp_path_factory: pytest.TempPathFactory) -> Iter
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AUTOSCHED_")]:
             patch.delenv(name)
-        patch.setenv("AUTOSCHED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path_factory.mktemp("cache")))
         # Each test that needs no native lanes does without: building them takes a compiler ten seconds. The others take ``native``.
         patch.setenv("AUTOSCHED_NATIVE", "0")
         yield
 
 
-@pytest.fixture(scope="session")
-def _native_folder() -> Path:
-    """Where the native lanes are kept between test runs; built once on this machine, by the first process that needs them."""
-    return Path(tempfile.gettempdir()) / f"autosched-tests-native-{os.getuid()}"
-
-
 @pytest.fixture
-def native(_native_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def native(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lanes without the interpreter, in this process and in those that it starts."""
     from autosched.config import native_dir
     from autosched.runtime.native.build import build_native
 
     monkeypatch.setenv("AUTOSCHED_NATIVE", "1")
-    native_dir().parent.mkdir(parents=True, exist_ok=True)
     if not native_dir().exists():
-        _native_folder.mkdir(mode=0o700, exist_ok=True)
-        native_dir().symlink_to(_native_folder, target_is_directory=True)
+        own_cache(native_dir().parent)
     if reason := build_native():
         pytest.skip(f"no native lanes: {reason}")
 

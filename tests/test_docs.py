@@ -20,6 +20,7 @@ from autosched.cli import app
 from autosched.pipeline.budget import budget_for
 from autosched.runtime.load import LoadReport, ShapeReport
 from autosched.search.strategy import STRATEGIES
+from tests.conformance.caches import own_cache
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", ROOT / "experiments" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -41,7 +42,7 @@ def run(page: str, names: dict[str, Any], older: Mapping[str, str] | None = None
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -19,6 +19,7 @@ import autosched
 from autosched import pipeline, zoo
 from autosched.config import cache_dir
 from autosched.core.errors import UsageError
+from tests.conformance.caches import own_cache
 from tests.conformance.command import run
 from tests.conformance.waiting import wait_until
 
@@ -29,7 +30,7 @@ SAID_SOMETHING = (0, 3)
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> pipeline.Tuned:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOSCHED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path_factory.mktemp("cache")))
         toy = zoo.load("autosched:toy")
         return autosched.tune(toy.model, toy.args, toy.kwargs, device="cpu", effort="quick", budget_s=4, name=toy.name)
 
@@ -103,7 +104,7 @@ def test_a_schedule_of_another_model_runs_that_model_as_it_came(bundle: Path) ->
 def test_an_interrupted_job_keeps_its_measurements_and_the_next_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    environment = {**os.environ, "AUTOSCHED_CACHE": str(tmp_path)}
+    environment = {**os.environ, "AUTOSCHED_CACHE": own_cache(tmp_path)}
     asked = ["tune", "autosched:toy", "--device", "cpu", "--effort", "quick", "--lowering", "rewritten", "--budget"]
     command = [sys.executable, "-P", "-m", "autosched", *asked, "30s"]
     job = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -122,7 +123,7 @@ def test_an_interrupted_job_keeps_its_measurements_and_the_next_goes_on(
     assert "Traceback" not in said
     kept = journals[0].read_text().splitlines()
     assert kept
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path))
     code = run(*asked, "2s", "--json")
     assert code in SAID_SOMETHING, capsys.readouterr().err
     assert journals[0].read_text().splitlines()[: len(kept)] == kept  # nothing was measured again, and nothing lost

@@ -19,6 +19,7 @@ from autosched.capture.causal_masks import masks_taken_as_given
 from autosched.capture.containers import plain_for, real_containers
 from autosched.capture.custom import run_twice
 from autosched.capture.decisions import Decisions, decisions_answered
+from autosched.capture.decomposing import decompose
 from autosched.capture.draft import Draft
 from autosched.capture.dynamo import DynamoGraph
 from autosched.capture.export_reader import ExportReader
@@ -170,8 +171,7 @@ def _functional(exported: ExportedProgram) -> ExportedProgram:
     spell_out(exported.graph)
     spell_out_windows(exported.graph)
     with _explained():
-        decomposed: ExportedProgram = exported.run_decompositions(composites(exported.graph))
-    return decomposed
+        return decompose(exported, composites(exported.graph))
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ def test_it_records_what_the_table_shows(tmp_path: Path, monkeypatch: pytest.Mon
     assert set(row["us"]) >= {"eager", "torch.compile", "autosched"}
     assert set(row["us"]) | set(row["missing"]) == set(engines.ENGINES)
     assert all(error < 1e-4 for error in row["errors"].values())
-    assert "| `autosched:moe` |" in engines_table(tmp_path)
+    assert "| `autosched:toy` |" in engines_table(tmp_path)
 
 
 def test_an_engine_that_fails_is_left_out_with_the_reason(tmp_path: Path) -> None:

@@ -108,8 +108,7 @@ def test_a_process_that_dies_is_a_reason_and_leaves_nothing_unfinished(monkeypat
     assert not unfinished.exists()
 
 
-def test_what_fits_is_captured_like_without_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+def test_what_fits_is_captured_like_without_a_limit() -> None:
     net, args = model()
     found = capture_as(Lowering.INDUCTOR, Original(net, args, None), CpuDevice(), limit_s=800.0)
     assert isinstance(found, Captured), found

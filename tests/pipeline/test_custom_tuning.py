@@ -31,6 +31,7 @@ from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.kernels import bind
 from autosched.runtime.verdict import check_bundle
 from tests.conformance.bundles import evidence_for
+from tests.conformance.caches import own_cache
 from tests.conformance.command import run
 from tests.conformance.custom_operators import NAMESPACE, Branches
 
@@ -46,7 +47,7 @@ def model() -> nn.Module:
 @pytest.fixture(scope="module")
 def tuned(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOSCHED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path_factory.mktemp("cache")))
         x = torch.randn(8, 32)
         return pipeline.tune(
             model, (x,), device="cpu", effort="quick", budget_s=2.0, lowering="rewritten", custom_operators=[NAMESPACE]
@@ -135,7 +136,7 @@ def test_inductors_launches_hold_them_as_calls_of_their_own(model: nn.Module) ->
 
 @pytest.mark.parametrize("name", ["compile", "torch.compile"])
 def test_compile_takes_them_by_its_options(name: str, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path))
     # Whether the default schedule is faster is the machine's affair.
     monkeypatch.setattr("autosched.compiled._faster", lambda *call: True)
     x = torch.randn(8, 32)

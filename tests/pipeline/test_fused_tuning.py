@@ -18,6 +18,7 @@ from autosched.export.bundle import encode_bundle
 from autosched.pipeline import Tuned
 from autosched.pipeline.replaying import StoreRecording
 from autosched.runtime.bundle.format import read_bundle
+from tests.conformance.caches import own_cache
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 
@@ -56,7 +57,7 @@ def runs(tuned: Tuned, cache: Path) -> Path:
 @pytest.fixture(scope="module")
 def tuned(model: nn.Module, cache: Path) -> Tuned:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOSCHED_CACHE", str(cache))
+        patch.setenv("AUTOSCHED_CACHE", own_cache(cache))
         patch.setattr("autosched.datasets.collect.DISTURBED", 1.0)  # other tests may have the cores
         return pipeline.tune(model, (torch.randn(32, 64),), device="cpu", effort="quick", budget_s=3.0, lowering="fused")
 
@@ -72,7 +73,7 @@ def test_it_tunes_with_variants_measured_and_says_what_compiling_took(tuned: Tun
 
 
 def test_an_input_with_gaps_between_its_rows_is_no_trouble(model: nn.Module, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(cache))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(cache))
     x = torch.randn(64, 128)[::2, ::2]
     found = pipeline.tune(model, (x,), device="cpu", effort="quick", budget_s=3.0, lowering="fused")
     assert not any(row.failure for row in found.report.strategies)
@@ -106,7 +107,7 @@ def test_a_bundle_carries_variants_and_the_loader_compiles_them_itself(
     path.write_bytes(encode_bundle(bundle))
     assert read_bundle(path).schedule.variant == variant
     assert b"cpp_fused" not in path.read_bytes()
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path / "cache"))
     x = torch.randn(32, 64)
     with torch.no_grad():
         wanted = model(x)
@@ -121,7 +122,7 @@ def test_a_loader_without_a_compiler_runs_the_calls(
     tuned: Tuned, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("autosched.runtime.regions.library.missing_compiler", lambda kind: "there is no C++ compiler")
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path))
     graph = tuned.bundle.program.graph
     region = next(operator.index for operator in graph.operators if len(operator.calls) > 4)
     variant = tuple(int(index == region) for index in range(len(graph)))

@@ -13,6 +13,7 @@ from autosched.core.errors import NoFeasibleCandidate, UnsupportedGraph
 from autosched.core.records import Failure, FailureKind
 from autosched.pipeline.no_schedule import no_schedule
 from autosched.pipeline.references import take_references
+from tests.conformance.caches import own_cache
 
 
 class Blind(torch.nn.Module):
@@ -63,13 +64,13 @@ class Passes(torch.nn.Module):
 def test_a_model_that_computes_nothing_is_refused_before_a_process_is_asked(
     lowering: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path))
     with pytest.raises(UnsupportedGraph, match="computes nothing"):
         autosched.tune(Passes(), (torch.ones(2),), device="cpu", effort="quick", budget_s=1.0, lowering=lowering)
 
 
 def test_example_inputs_whose_answer_is_nan_are_named_as_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path))
     call = (torch.randn(2, 3, 8), torch.ones(2, 3, dtype=torch.bool))
     with pytest.raises(NoFeasibleCandidate, match="give example inputs") as raised:
         autosched.tune(Blind().eval(), call, device="cpu", effort="quick", budget_s=2.0, lowering="rewritten")
@@ -86,7 +87,7 @@ def _why(model: torch.nn.Module, *inputs: torch.Tensor) -> str:
 
 
 def test_a_model_that_counts_its_calls_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path))
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), Counting()).eval()
     with pytest.raises(NoFeasibleCandidate, match=r"answers the same inputs with a difference of .*forward\(\) changes self\.1\.calls"):
         autosched.tune(model, (torch.randn(2, 4),), device="cpu", effort="quick", budget_s=2.0, lowering="rewritten")

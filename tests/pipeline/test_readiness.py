@@ -20,6 +20,7 @@ from autosched.pipeline import contest, granularity, readiness
 from autosched.pipeline.measuring import cost_table
 from autosched.pipeline.readiness import begin_searches, ready_lanes, ready_searches
 from autosched.search.compiled import ready
+from tests.conformance.caches import own_cache
 from tests.conformance.programs import branches_program
 
 
@@ -91,13 +92,14 @@ def test_processes_that_hang_are_ended_and_the_job_compiles(monkeypatch: pytest.
 def test_a_job_waits_for_the_searches_before_it_measures_and_outside_its_budget(
     lowering: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path))
     searches = _Searches(kept=False).installed(monkeypatch)
     monkeypatch.setattr(readiness, "_start_compilers", lambda: None)
     monkeypatch.setattr(granularity, "missing_compiler", lambda kind: "none is needed for calls")
     told = _Told()
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
-    report = autosched.tune(model, (torch.zeros(1, 8),), device="cpu", budget_s=2.0, lowering=lowering, progress=told).report
+    call = (torch.zeros(1, 8),)
+    report = autosched.tune(model, call, device="cpu", effort="quick", budget_s=2.0, lowering=lowering, progress=told).report
     assert searches.done
     assert told.stages.count("loading the searches") == 2
     at = len(told.stages) - 1 - told.stages[::-1].index("loading the searches")

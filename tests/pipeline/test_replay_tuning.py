@@ -18,6 +18,7 @@ from autosched.core.variants import Variant, variant_signature
 from autosched.datasets.store import Store
 from autosched.pipeline.collecting import Aims, Subject, collect
 from autosched.pipeline.schedule_errors import schedule_errors
+from tests.conformance.caches import own_cache
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path / "cache"))
 
 
 def test_collecting_keeps_everything_a_replay_needs(recorded: Path) -> None:

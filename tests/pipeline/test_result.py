@@ -68,7 +68,7 @@ def test_who_tunes_a_model_in_training_mode_is_told_what_load_will_do() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
     assert mode_note(model) == ""
     model[1].train()
-    report = autosched.tune(model, (torch.randn(2, 4),), device="cpu", budget_s=1.0, lowering="aten").report
+    report = autosched.tune(model, (torch.randn(2, 4),), device="cpu", effort="quick", budget_s=1.0, lowering="aten").report
     (note,) = [note for note in report.notes if "training mode" in note]
     assert note.startswith("1 is in training mode")
     assert mode_note(model.train()).startswith("the model is in training mode")

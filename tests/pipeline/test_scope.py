@@ -26,6 +26,7 @@ from autosched.pipeline.memory import forget_measurements, open_journal
 from autosched.pipeline.model_choice import ChosenModel
 from autosched.pipeline.scope import scope_of, scope_row
 from autosched.runtime.host_key import cpu_device_key, software_key
+from tests.conformance.caches import own_cache
 from tests.conformance.contest_double import Bench, Speed, comparing
 from tests.conformance.precision import rounding
 from tests.conformance.programs import branches_program
@@ -40,7 +41,7 @@ def a_device(kind: str, software: SoftwareKey = NATIVE) -> Any:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path / "cache"))
     # Which the tests may be run with.
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
 

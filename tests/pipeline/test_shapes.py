@@ -35,6 +35,7 @@ from autosched.runtime.bundle.format import Bundle, read_bundles
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.shapes import choose_shapes, find_buckets, shape_name, shape_names
 from tests.conformance.bundles import shapes_of, two_branches_bundle
+from tests.conformance.caches import own_cache
 from tests.conformance.command import run
 from tests.conformance.graphs import TwoBranches
 
@@ -138,7 +139,7 @@ def test_the_shapes_before_one_that_cannot_be_tuned_are_not_lost(there: bool, tm
 
 
 def test_what_is_measured_anew_for_one_shape_is_not_forgotten_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path))
     device: Any = SimpleNamespace(key=cpu_device_key(), software=software_key())
     scope = Scope(device.key, software_of(device))
     bundles = iter(shapes_of(TwoBranches().eval(), 1, 4))
@@ -187,7 +188,7 @@ def test_the_capture_of_a_later_shape_is_not_told_the_budget_of_the_one_before(m
 
 @pytest.mark.slow
 def test_one_job_after_another_and_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path / "cache"))
     model = Small().eval()
     stages: list[str] = []
 

@@ -11,11 +11,12 @@ import torch
 import autosched
 from autosched import pipeline
 from autosched.core.errors import UnsupportedGraph
+from tests.conformance.caches import own_cache
 from tests.conformance.stateful import KeyValueCache, assert_like_eager, example, made
 
 
 def test_it_is_tuned_without_a_trace_and_served_with_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path / "cache"))
     model, x = made(KeyValueCache), example()
     before, given = copy.deepcopy(model), x.clone()
     tuned = pipeline.tune(model, (x,), device="cpu", effort="quick", budget_s=2.0, lowering="rewritten")
@@ -34,7 +35,7 @@ def test_it_is_tuned_without_a_trace_and_served_with_its_state(tmp_path: Path, m
 
 
 def test_a_model_without_state_has_no_word_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path / "cache"))
     tuned = pipeline.tune(made(KeyValueCache).layer, (example(),), device="cpu", effort="quick", budget_s=2.0, lowering="rewritten")
     assert not [note for note in tuned.report.notes if "the model changes" in note]
 
@@ -54,7 +55,7 @@ class Streaming(torch.nn.Module):
 
 
 def test_state_that_has_no_tensor_yet_is_refused_by_name_and_is_none_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AUTOSCHED_CACHE", own_cache(tmp_path / "cache"))
     model = Streaming().eval()
     with pytest.raises(UnsupportedGraph, match="changes its buffer 'state' at each call"):
         pipeline.tune(model, (torch.ones(4),), device="cpu", effort="quick", budget_s=1.0, lowering="aten")
