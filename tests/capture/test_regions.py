@@ -81,31 +81,7 @@ def test_the_partition_of_a_zoo_model_is_legal(name: str, target: str) -> None:
 def test_the_partition_of_every_other_zoo_model_is_legal(name: str) -> None:
     pytest.importorskip(name.partition(":")[0]) if not name.startswith("torchvision") else None
     made = zoo.load(name)
-    leave_out_repeats(name, made.model)
     assert_legal(partition(made.model, made.args, made.kwargs))
-
-
-class Skipped(nn.Module):
-    """Stands for a cell, which is given what the last two cells made, the newest at the place ``newest``."""
-
-    def __init__(self, newest: int) -> None:
-        super().__init__()
-        self.newest = newest
-
-    def forward(self, *made: torch.Tensor) -> torch.Tensor:
-        return made[self.newest]
-
-
-def leave_out_repeats(name: str, model: nn.Module) -> None:
-    """Cells and modules that have another like them before and behind: PyTorch takes many seconds to export them, nothing else differs."""
-    if name == "timm:nasnetalarge":
-        for cell in (2, 3, 4, 8, 9, 10, 14, 15, 16):
-            setattr(model, f"cell_{cell}", Skipped(0))
-    elif name == "timm:pnasnet5large":
-        for cell in (2, 6, 10):
-            setattr(model, f"cell_{cell}", Skipped(1))
-    elif name == "timm:hrnet_w18":
-        model.stage3, model.stage4 = model.stage3[:2], model.stage4[:2]
 
 
 def test_a_normalisation_and_an_activation_written_out_become_one_region() -> None:
