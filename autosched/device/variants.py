@@ -12,6 +12,7 @@ from autosched.device.worker_messages import PrepareRegionsRequest, RegionAnswer
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.regions.library import RegionLibrary
+from autosched.runtime.thread_count import torch_threads
 
 NO_TIME = "there was no time left to compile it"
 """The reason for what could be had with more time."""
@@ -84,6 +85,11 @@ def compile_regions(
         if time.monotonic() >= deadline:
             regions.stop_compiling(NO_TIME)
         beat(operator)
-        bound = None if bound_at is None else bound_at(request.width)
-        made = regions.kernel(operator, request.width, request.variant, bound)
+        if bound_at is None:
+            made = regions.kernel(operator, request.width, request.variant)
+        else:
+            bound = bound_at(request.width)
+            # What is tried here is small: beside other processes a team of threads waits longer for the last of them than it works.
+            with torch_threads(request.width):
+                made = regions.kernel(operator, request.width, request.variant, bound)
         yield RegionAnswer(operator, made.reason if isinstance(made, Refused) else "")

@@ -32,12 +32,11 @@ from autosched.core.variants import Lowering
 from autosched.device.base import Device
 from autosched.pipeline.adopting import fastest_mode
 from autosched.pipeline.baselines import Rivals
-from autosched.pipeline.budget import SOLO_SHARE
 from autosched.pipeline.granularity import COMPILED, Considered, share_of_products
 from autosched.pipeline.job import Job
 from autosched.pipeline.left_out import LeftOut, after
 from autosched.pipeline.lowering_duel import DUEL_SHARE, duels
-from autosched.pipeline.measuring import Ledger
+from autosched.pipeline.measuring import Ledger, solo_time
 from autosched.pipeline.memory import forget_measurements, open_journal
 from autosched.pipeline.options import Options, Outcome
 from autosched.pipeline.original import Original
@@ -307,15 +306,16 @@ def _qualified(
     """The lowerings that could be timed in order, fastest first; their rows filled in, and those dropped that cannot win."""
     progress.stage("operators alone, in every lowering", max(options.budget.total_s - (time.monotonic() - begin), 0.0))
     entrants = []
-    solo_s = SOLO_SHARE * options.budget.total_s / len(ready)
-    for prepared in ready:
+    total_s = options.budget.total_s
+    for place, prepared in enumerate(ready):
+        free_s = (1.0 - _WISHED_TUNING - _QUALIFYING) * total_s - (time.monotonic() - begin)
+        time_s = solo_time(total_s, free_s / (len(ready) - place), len(ready))
         try:
             with open_journal(scope_of(device, prepared.session.limits), private=False) as journal:
-                entrants.append(enter(prepared, journal, options.budget.solo_rounds, course.ledger, solo_s))
+                entrants.append(enter(prepared, journal, options.budget.solo_rounds, course.ledger, time_s))
         except AutoschedError as error:
             course.failed(prepared.lowering, error)
-    seconds = _QUALIFYING * options.budget.total_s
-    timed, failed = qualify(entrants, seconds=seconds, seed=options.seed, ledger=course.ledger, progress=progress)
+    timed, failed = qualify(entrants, seconds=_QUALIFYING * total_s, seed=options.seed, ledger=course.ledger, progress=progress)
     for entrant, failure in failed:
         course.note(entrant.prepared.lowering, outcome=LoweringOutcome.FAILED, why=f"in order: {failure.kind}: {failure.detail}")
     able = contenders(timed) if timed else []
@@ -338,7 +338,7 @@ def _queue(ready: Sequence[Prepared], qualified: Sequence[Qualified]) -> tuple[l
         return list(ready), 1
     able = contenders(qualified)
     rest = [item for item in qualified if item not in able]
-    return [item.entrant.prepared for item in (*able, *rest)], len(able)
+    return [dataclasses.replace(item.entrant.prepared, measured=True) for item in (*able, *rest)], len(able)
 
 
 def _drop(prepared: Sequence[Prepared], left_s: float, options: Options, begin: float, course: _Course) -> None:

@@ -89,3 +89,16 @@ def test_what_an_earlier_process_kept_needs_no_time(captured: Captured, compiled
     again = library(captured, RegionStore(tmp_path))
     assert set(ask(again, count, 0.0).values()) == {""}
     assert len(compiled) == before
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_variant_is_tried_on_as_many_threads_as_it_is_for(captured: Captured, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On more, what is small waits for the last of a team whose core another process has."""
+    threads: list[int] = []
+    monkeypatch.setattr(RegionLibrary, "kernel", lambda *_: threads.append(torch.get_num_threads()) or Refused("not here"))
+    before = torch.get_num_threads()
+    request = RegionsRequest(width, int(Variant.COMPILED), ())
+    made = list(compile_regions(library(captured), len(captured.program.graph), request, lambda item: None, lambda width: None))  # type: ignore[arg-type, return-value]
+    assert threads == [width] * len(made)
+    assert len(made) >= 2
+    assert torch.get_num_threads() == before

@@ -40,6 +40,7 @@ from autosched.runtime.instructions import carrying
 from autosched.runtime.kernels import BoundProgram, joined
 from autosched.runtime.plan import Plan
 from autosched.runtime.regions.compile import Code, Entry, aligned, compile_piece, load_source, missing_compiler
+from autosched.runtime.regions.order import Wanted, gain_bytes, most_gain_first
 from autosched.runtime.regions.pieces import (
     UNCOMPILED,
     WITH_VARIANTS,
@@ -186,8 +187,9 @@ class RegionLibrary:
                 self._take(keys[made.job.number], made)
 
     def _jobs(self, wanted: Sequence[tuple[int, int, int]]) -> dict[str, Job]:
-        """The distinct regions that are neither here nor in the store, by key; equal regions of several operators are one."""
-        jobs: dict[str, Job] = {}
+        """The distinct regions that are neither here nor in the store, by key, most worth first; equal ones of operators are one."""
+        missing: dict[str, bool] = {}
+        found: list[Wanted] = []
         for operator, width, variant in wanted:
             if variant in UNCOMPILED or variant not in self.variants(operator):
                 continue
@@ -195,10 +197,12 @@ class RegionLibrary:
                 if not piece.compiled:
                     continue
                 key = self._key(digest, width, variant)
-                if key in jobs or key in self._codes or (self._store is not None and self._store.get(key) is not None):
-                    continue
-                jobs[key] = Job(len(jobs), operator, place, width, variant)
-        return jobs
+                if key not in missing:
+                    missing[key] = key not in self._codes and (self._store is None or self._store.get(key) is None)
+                if missing[key]:
+                    found.append(Wanted(key, operator, place, width, variant, gain_bytes(piece, self._program.graph)))
+        ordered = enumerate(most_gain_first(found))
+        return {item.key: Job(number, item.operator, item.place, item.width, item.variant) for number, item in ordered}
 
     def _take(self, key: str, made: Made) -> None:
         if made.refused:
