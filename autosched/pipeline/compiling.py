@@ -10,7 +10,7 @@ from autosched.core.program import Program
 from autosched.core.progress import Progress
 from autosched.core.variants import Variant
 from autosched.device.base import Session
-from autosched.device.variants import NO_TIME, VariantSession
+from autosched.device.variants import NO_TIME, CompilesBeside, VariantSession
 from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.variants import Refusals, all_of, offered_of
@@ -33,7 +33,7 @@ def compile_variants(session: Session, program: Program, ledger: Ledger, progres
         return frozenset()
     lost: set[tuple[int, int, int]] = set()
     progress.stage("compiling regions")
-    # What no limit ends comes first: the compilers have the rest.
+    # What no limit ends comes first: the compilers, which are at work meanwhile, are waited for no longer than what is left of it.
     columns = [
         (width, variant)
         for variant in sorted(all_of(offered), key=lambda item: item not in UNCOMPILED)
@@ -48,6 +48,8 @@ def compile_variants(session: Session, program: Program, ledger: Ledger, progres
         return None if limit_s is None else max(limit_s - (time.monotonic() - begin), 0.0)
 
     compiled, processes = 0, 1 if apart else 0
+    if apart and apart != columns and isinstance(session, CompilesBeside):
+        session.begin_variants(apart, limit_s)
     for done, (width, variant) in enumerate(columns):
         if apart and (width, variant) == apart[0]:
             compiled, processes = session.prepare_variants(apart, left_s())

@@ -1,11 +1,11 @@
 """The job that chooses how coarse operators are: prepare every lowering, time each in order, tune those that can win, keep one.
 
-What may be spent. ``Budget.total_s`` counts from when the first lowering is ready and covers all of this. ``Budget.compile_share`` of it is
-for the lowerings that a compiler has a part in: half of that for the first of them, what is left then for the other; all of it for the
-first where half is known to be too little for the other. A region of ``fused``
-that is not begun in time stays calls; Inductor's code for the whole model is compiled in processes that are ended when their time is over,
-and not begun where it cannot be done in it (see ``attempts``). Nothing is begun with less than ``LEAST_COMPILE_S`` left, and its capture
-and the start of its process must fit into the share too.
+What may be spent. ``Budget.total_s`` counts from when the first lowering is ready and covers all of this. ``Budget.compile_share`` of it,
+or what ``reserve`` leaves of a slow model's, is for the lowerings that a compiler has a part in: half of that for the first of them, what
+is left then for the other; all of it for the first where half is known to be too little for the other. A region of ``fused`` that is not
+begun in time stays calls; Inductor's code for the whole model is compiled in processes that are ended when their time is over, and not
+begun where it cannot be done in it (see ``attempts``). Nothing is begun with less than ``LEAST_COMPILE_S`` left, and its capture and the
+start of its process must fit into the share too.
 Where compiled baselines are measured, Inductor's code is made after them, in the mode of the fastest (``adopting`` says when in two); like
 the baselines themselves it is not in the budget then, and ``fused`` has the whole share.
 Where none of the lowerings answers as the model does, its own calls (``aten``) are tuned.
@@ -46,6 +46,7 @@ from autosched.pipeline.readiness import ready_searches
 from autosched.pipeline.references import Yardstick
 from autosched.pipeline.replaying import open_device
 from autosched.pipeline.request import require_strategies
+from autosched.pipeline.reserve import reserve_s
 from autosched.pipeline.scope import scope_of
 from autosched.runtime.cuda import blas_lt
 
@@ -56,8 +57,7 @@ LEAST_REGIONS_S = 10.0
 """The same of the processes that compile regions on a GPU: each has a context there. On an H200 with 16 cores none had made a region after
 9.0 s, in two jobs, and while they went, what came next took some 5 s longer than elsewhere (``experiments/results/h200/suite``)."""
 
-# Shares of the budget: rounds of all sequential orders; what tuning should get, and gets at the least; and when the job should be over
-# however long the compilers took.
+# Shares of the budget: rounds of all sequential orders; what tuning should get, and has at least; when all is over at the latest.
 _QUALIFYING = 0.05
 _WISHED_TUNING = 0.25
 _LEAST_TUNING = 0.1
@@ -206,6 +206,7 @@ def _prepared(
             ready_searches(progress)
             begin = time.monotonic()
             progress.stage("other lowerings", options.budget.total_s)
+            share_s = min(share_s, options.budget.total_s - reserve_s(found))
         ready.append(found)
     return ready, begin
 

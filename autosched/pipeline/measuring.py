@@ -144,6 +144,8 @@ def rounds_within(session: Session, graph: OpGraph, columns: int, rounds: int, t
     """
     if not session.limits.lanes_matter or min(time_s.wished_s, time_s.most_s) == math.inf:
         return rounds
+    if time_s.most_s <= 0.0:
+        return 1
     widths = session.limits.widths
     # Beside other processes the widest may take many times as long as the narrowest, and is the faster one else.
     orders = [sequential(graph, width=width) for width in dict.fromkeys((widths[0], widths[-1]))]
