@@ -19,7 +19,7 @@ LEAST_ROUNDS = 7
 """Rounds of a final comparison, however little time is left."""
 LEAST_DUEL = 15
 """The same of the duel of the two best."""
-# An external whose fastest time is so many times the anchor's slowest.
+# Its fastest time is so many times the anchor's slowest.
 _HOPELESS = 2.0
 _HARDLY_PCT = 1.0  # a difference that nobody would choose by, where the noise floor is lower still
 CHANGED_PACE = "The machine changed its pace meanwhile; what is said of ratios is of single rounds, in which that cancels."
@@ -98,8 +98,8 @@ def interleave(
     schedules', half after them: all on one side, each would be the slower or the faster one of four pairs in a row wherever the machine
     changes its pace, and no interval allows for that. Where ``schedules`` fail together and none of them does alone, the first ones go on.
     Where the anchor itself fails, the first of ``stand_ins`` that is left takes its place, and the rounds begin anew: the A/A test must be
-    of the rounds that the times are of. Where none is left, that is the end. An external that takes several times as long as the anchor is
-    out once ``deadline`` has passed, with the times that it has: it may take most of a round, and is no rival.
+    of the rounds that the times are of. Where none is left, that is the end. Whoever takes twice as long at its best as
+    the anchor at its worst is out once ``deadline`` has passed, with the times that it has: it may take most of a round, and is no rival.
     """
     alive = dict(schedules)
     active = {item.name: item for item in externals}
@@ -136,6 +136,7 @@ def interleave(
         if time.monotonic() >= deadline:
             most_us = _HOPELESS * max(columns[anchor])
             active = {name: item for name, item in active.items() if min(columns[name], default=0.0) <= most_us}
+            alive = {name: item for name, item in alive.items() if min(columns[name]) <= most_us or name == anchor}
         progress.update(done=done, total=rounds)
     return Times({name: columns[name] for name in columns if name not in failures}, failures, anchor, again)
 

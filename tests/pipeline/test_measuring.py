@@ -75,7 +75,10 @@ def test_rounds_shrink_to_their_time_and_below_half_where_that_is_far_more(
 def test_a_job_that_has_no_time_makes_fewer_rounds_than_a_median_needs_and_one_at_the_least(
     monkeypatch: pytest.MonkeyPatch, most_s: float, rounds: int
 ) -> None:
-    assert rounds_within(Session(monkeypatch, 1.0), GRAPH, 2, 12, SoloTime(4.0, most_s)) == rounds
+    session = Session(monkeypatch, 1.0)
+    assert rounds_within(session, GRAPH, 2, 12, SoloTime(4.0, most_s)) == rounds
+    # Its pace is not worth the time of learning it where it decides nothing.
+    assert (session.now_s > 0.0) is (most_s > 0.0)
 
 
 def test_rounds_are_fewer_where_the_widest_run_is_the_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:

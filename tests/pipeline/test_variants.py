@@ -302,7 +302,7 @@ def test_a_few_operators_do_not_tell_how_long_the_others_take_to_compile(compile
     assert ("--budget above 60s, and this run cannot tell" in sentence) is not told
 
 
-def test_what_no_limit_ends_is_made_ready_before_the_compilers_get_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_limit_ends_is_made_ready_while_the_compilers_are_at_work_and_they_have_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     asked: list[tuple[object, float | None]] = []
@@ -314,6 +314,9 @@ def test_what_no_limit_ends_is_made_ready_before_the_compilers_get_the_rest(monk
 
         def offered(self) -> tuple[tuple[int, ...], ...]:
             return ((Variant.CALLS, Variant.COMPILED), (Variant.CALLS, Variant.OWN_PRODUCT))
+
+        def begin_variants(self, columns: object, limit_s: float | None = None) -> None:
+            asked.append((columns, limit_s))
 
         def prepare_variants(self, columns: object, limit_s: float | None = None) -> tuple[int, int]:
             asked.append((columns, limit_s))
@@ -331,4 +334,5 @@ def test_what_no_limit_ends_is_made_ready_before_the_compilers_get_the_rest(monk
     program = SimpleNamespace(graph=SimpleNamespace(operators=()), lowering=Lowering.FUSED)
     compile_variants(Compiler(), program, Ledger(), Silent(), limit_s=10.0)  # type: ignore[arg-type]
     own, compiled = int(Variant.OWN_PRODUCT), int(Variant.COMPILED)
-    assert asked == [((1, own), 10.0), ((2, own), 8.0), ([(1, compiled), (2, compiled)], 6.0), ((1, compiled), 0.0), ((2, compiled), 0.0)]
+    both = [(1, compiled), (2, compiled)]
+    assert asked == [(both, 10.0), ((1, own), 10.0), ((2, own), 8.0), (both, 6.0), (both[0], 0.0), (both[1], 0.0)]
