@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,40 +14,35 @@ from autosched.pipeline.judge import LEAST_DUEL, LEAST_ROUNDS
 from autosched.pipeline.reserve import reserve_s
 from autosched.pipeline.timetable import LEAST_ROWS
 from tests.conformance.programs import branches_program
-from tests.conformance.session_double import SessionDouble
+from tests.conformance.session_double import SessionDouble, Truth
 
 PROGRAM = branches_program(branches=2, depth=1)[0]
 
 
-class Paced(SessionDouble):
-    """Each run takes ``run_s`` of the test's clock."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, run_s: float) -> None:
-        super().__init__(lambda schedule: 100.0)
-        self.now_s, self.run_s = 0.0, run_s
-        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
-
-    def paired(self, schedules: Sequence[Schedule], *, rounds: int) -> list[list[float]] | Failure:
-        self.now_s += self.run_s * rounds * len(schedules)
-        return super().paired(schedules, rounds=rounds)
+def reserved_s(truth: Truth, *, lanes_matter: bool = True) -> float:
+    session = SessionDouble(truth, noise=0.0)
+    session.limits = dataclasses.replace(session.limits, lanes_matter=lanes_matter)
+    prepared: Any = SimpleNamespace(session=session, captured=SimpleNamespace(program=PROGRAM))
+    return reserve_s(prepared)
 
 
-def prepared(session: SessionDouble) -> Any:
-    return SimpleNamespace(session=session, captured=SimpleNamespace(program=PROGRAM))
+def test_a_slow_model_has_the_time_of_its_rounds_and_its_duel() -> None:
+    slow_s = reserved_s(lambda schedule: 100_000.0)
+    # Before each run is one that does not count.
+    assert slow_s > 0.2 * (LEAST_ROUNDS * (LEAST_ROWS + 1) + 3 * LEAST_DUEL)
+    assert reserved_s(lambda schedule: 200_000.0) == pytest.approx(2.0 * slow_s)
+    # Runs of less than ten milliseconds are timed several at once.
+    assert reserved_s(lambda schedule: 100.0) == pytest.approx(slow_s * 10_100.0 / 200_000.0)
 
 
-def test_a_slow_model_has_the_time_of_its_rounds_and_its_duel(monkeypatch: pytest.MonkeyPatch) -> None:
-    least = LEAST_ROUNDS * (LEAST_ROWS + 1) + 3 * LEAST_DUEL
-    slow = reserve_s(prepared(Paced(monkeypatch, 0.2)))
-    assert slow > 0.2 * least
-    assert reserve_s(prepared(Paced(monkeypatch, 0.1))) == pytest.approx(slow / 2.0)
+@pytest.mark.parametrize("slow_width", [1, 2])
+def test_the_faster_of_two_orders_tells_the_pace(slow_width: int) -> None:
+    def truth(schedule: Schedule) -> float:
+        return 900_000.0 if max(schedule.width) == slow_width else 100_000.0
+
+    assert reserved_s(truth) == pytest.approx(reserved_s(lambda schedule: 100_000.0))
 
 
-def test_nothing_is_set_aside_where_pace_is_not_known_or_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Paced(monkeypatch, 0.2)
-    session.limits = dataclasses.replace(session.limits, lanes_matter=False)
-    assert reserve_s(prepared(session)) == 0.0
-    assert session.now_s == 0.0
-    session = Paced(monkeypatch, 0.2)
-    monkeypatch.setattr(session, "paired", lambda *given, rounds: Failure(FailureKind.CRASH, "it ended"))
-    assert reserve_s(prepared(session)) == 0.0
+def test_nothing_is_set_aside_where_pace_is_not_known_or_no_matter() -> None:
+    assert reserved_s(lambda schedule: 100_000.0, lanes_matter=False) == 0.0
+    assert reserved_s(lambda schedule: Failure(FailureKind.CRASH, "it ended")) == 0.0
