@@ -15,6 +15,7 @@ from autosched.device.timing import RESTLESS_PCT, Ratio, beyond_noise, is_unstab
 
 # Rounds between two looks at the clock; also how many of the schedules' are between two turns of the externals.
 _CHUNK = 4
+_FIRST_LATE = 3
 LEAST_ROUNDS = 7
 """Rounds of a final comparison, however little time is left."""
 LEAST_DUEL = 15
@@ -161,10 +162,11 @@ def _chunk(done: int, rounds: int, least: int, begin_s: float, deadline: float) 
     """How many rounds to make before the next look at the clock; 0 if no more fits after ``least`` of them, or none is wanted."""
     now_s = time.monotonic()
     fitting = rounds - done
+    if not done and now_s >= deadline:
+        # The first look tells who is no rival.
+        return min(_FIRST_LATE, rounds)
     if done and now_s > begin_s:
         fitting = min(fitting, int((deadline - now_s) / ((now_s - begin_s) / done)))
-    elif now_s >= deadline:
-        fitting = 0
     return max(0, min(_CHUNK, max(fitting, least - done), rounds - done))
 
 

@@ -301,7 +301,7 @@ def test_fewer_rounds_than_the_least_are_made_where_no_more_are_wanted(rounds: i
     assert [len(column) for column in (*times.columns.values(), times.again)] == [rounds] * 3
 
 
-@pytest.mark.parametrize(("deadline_s", "eager_us", "turns"), [(0.0, 300.0, 4), (0.0, 150.0, 7), (100.0, 300.0, 7)])
+@pytest.mark.parametrize(("deadline_s", "eager_us", "turns"), [(0.0, 300.0, 3), (0.0, 150.0, 7), (100.0, 300.0, 7)])
 def test_who_is_no_rival_is_timed_no_further_once_time_is_over(
     deadline_s: float, eager_us: float, turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
