@@ -146,6 +146,7 @@ def rounds_within(session: Session, graph: OpGraph, columns: int, rounds: int, t
         return rounds
     if time_s.most_s <= 0.0:
         return 1
+    asked_s = time.monotonic()
     widths = session.limits.widths
     # Beside other processes the widest may take many times as long as the narrowest, and is the faster one else.
     orders = [sequential(graph, width=width) for width in dict.fromkeys((widths[0], widths[-1]))]
@@ -160,11 +161,13 @@ def rounds_within(session: Session, graph: OpGraph, columns: int, rounds: int, t
     session.paired(orders, rounds=1)
     round_s = (time.monotonic() - begin_s) / len(orders) * max(columns, 1)
 
+    most_s = time_s.most_s - (time.monotonic() - asked_s)
+
     def fitting(seconds: float) -> int:
         # The first round is not counted, unless it is the only one.
         return max(0, int(min(seconds / round_s, rounds + 1)) - 1) if round_s > 0.0 else rounds
 
-    wished, over, most = (fitting(seconds) for seconds in (time_s.wished_s, min(_OVER * time_s.wished_s, time_s.most_s), time_s.most_s))
+    wished, over, most = (fitting(seconds) for seconds in (time_s.wished_s, min(_OVER * time_s.wished_s, most_s), most_s))
     half = (rounds + 1) // 2
     return max(1, min(most, max(min(rounds, wished), min(half, max(over, LEAST_ROUNDS)))))
 
