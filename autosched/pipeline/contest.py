@@ -206,7 +206,7 @@ def _prepared(
             ready_searches(progress)
             begin = time.monotonic()
             progress.stage("other lowerings", options.budget.total_s)
-            share_s = min(share_s, options.budget.total_s - reserve_s(found))
+            share_s = min(share_s, options.budget.total_s - reserve_s(found, options.budget.total_s - share_s))
         ready.append(found)
     return ready, begin
 

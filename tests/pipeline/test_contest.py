@@ -353,7 +353,7 @@ def regions_first(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], tuple[li
 
         monkeypatch.setattr(contest, "prepare", prepare)
         monkeypatch.setattr(contest, "_fitting", lambda *given: 0)
-        monkeypatch.setattr(contest, "reserve_s", lambda prepared: 0.0)
+        monkeypatch.setattr(contest, "reserve_s", lambda *given: 0.0)
         options = dataclasses.replace(_options(), budget=budget_for("quick", total_s))
         course = contest._Course({name: LoweringRow(name, LoweringOutcome.SKIPPED) for name in (Lowering.FUSED, Lowering.INDUCTOR)})
         original: Any = SimpleNamespace(export_s=0.0)

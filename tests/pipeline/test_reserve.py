@@ -19,11 +19,11 @@ from tests.conformance.session_double import SessionDouble, Truth
 PROGRAM = branches_program(branches=2, depth=1)[0]
 
 
-def reserved_s(truth: Truth, *, lanes_matter: bool = True) -> float:
+def reserved_s(truth: Truth, spare_s: float = 0.0, *, lanes_matter: bool = True) -> float:
     session = SessionDouble(truth, noise=0.0)
     session.limits = dataclasses.replace(session.limits, lanes_matter=lanes_matter)
     prepared: Any = SimpleNamespace(session=session, captured=SimpleNamespace(program=PROGRAM))
-    return reserve_s(prepared)
+    return reserve_s(prepared, spare_s)
 
 
 def test_a_slow_model_has_the_time_of_its_rounds_and_its_duel() -> None:
@@ -41,6 +41,19 @@ def test_the_faster_of_two_orders_tells_the_pace(slow_width: int) -> None:
         return 900_000.0 if max(schedule.width) == slow_width else 100_000.0
 
     assert reserved_s(truth) == pytest.approx(reserved_s(lambda schedule: 100_000.0))
+
+
+def test_the_order_on_all_threads_is_not_run_where_the_other_is_fast_enough() -> None:
+    seen: set[int] = set()
+
+    def truth(schedule: Schedule) -> float:
+        seen.add(max(schedule.width))
+        return 10_000.0
+
+    needed_s = reserved_s(truth, 1000.0)
+    assert seen == {1}
+    assert reserved_s(truth, needed_s - 1.0) == needed_s
+    assert seen == {1, 2}
 
 
 def test_nothing_is_set_aside_where_pace_is_not_known_or_no_matter() -> None:
