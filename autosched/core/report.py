@@ -59,7 +59,8 @@ class FoundSchedule:
 
 @dataclass(frozen=True, slots=True)
 class TimedRounds:
-    """Raw times of one schedule or baseline in the final comparison, microseconds: one for each round, in the order of the rounds.
+    """Raw times of one schedule or baseline in the final comparison, microseconds: one for each round, in the order of the rounds; for the
+    first rounds alone where it was no rival, and time was over.
 
     Args:
         name: of the row it was timed as; rows of other names with the same schedule have the same times.

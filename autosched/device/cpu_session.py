@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -197,6 +198,13 @@ class CpuSession:
             # What it had compiled is kept; a fresh process compiles the rest, and names what kills it.
             pass
         return compiled, processes
+
+    def begin_variants(self, columns: Sequence[tuple[int, int]], limit_s: float | None = None) -> None:
+        """As ``variants.CompilesBeside.begin_variants``."""
+        # What a process is lost to, here and there, is said by who asks for the regions.
+        with contextlib.suppress(WorkerDied):
+            for _ in self._ask(PrepareRegionsRequest(tuple(columns), limit_s, begin=True)):
+                pass
 
     def compile_variant(self, width: int, variant: int, limit_s: float | None = None) -> dict[int, str]:
         """As ``variants.VariantSession.compile_variant``."""

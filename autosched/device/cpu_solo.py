@@ -35,9 +35,10 @@ def measure_solo(
 ) -> Iterator[tuple[int, int, SoloRecord | None, Failure | None]]:
     """Time every operator: the whole program in order, ``repeats`` times for each column, columns interleaved.
 
-    One round before these does not count, unless all its runs are long: then it is the first of them. Operators of one signature share a
-    record (:func:`shared_times`). Operators in ``skip``, and those that raise, get what they should have made from their specs, so that the
-    others can still be timed. An operator that does not have a column's variant runs call by call there, and its answer is a failure.
+    One round before these does not count, unless all its runs are long or there is to be but one: then it is the first of them. Operators
+    of one signature share a record (:func:`shared_times`). Operators in ``skip``, and those that raise, get what they should have made
+    from their specs, so that the others can still be timed. An operator that does not have a column's variant runs call by call there, and
+    its answer is a failure.
 
     Args:
         columns: width and variant of each.
@@ -96,7 +97,7 @@ def _times_us(
             times_us[place, turn] = _block_us(executors[place], measurer.inputs, count)
 
     take(0)
-    counts = all(times_us[place, 0].sum() >= _LONG_RUN_US for place in executors)
+    counts = repeats == 1 or all(times_us[place, 0].sum() >= _LONG_RUN_US for place in executors)
     for turn in range(int(counts), repeats):
         take(turn)
     return times_us

@@ -12,6 +12,9 @@ from autosched.device.worker_messages import PrepareRegionsRequest, RegionAnswer
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.kernels import BoundProgram
 from autosched.runtime.regions.library import RegionLibrary
+from autosched.runtime.thread_count import torch_threads
+
+_PAIR = 2
 
 NO_TIME = "there was no time left to compile it"
 """The reason for what could be had with more time."""
@@ -46,6 +49,14 @@ class VariantSession(Protocol):
         """
 
 
+@runtime_checkable
+class CompilesBeside(Protocol):
+    """A :class:`VariantSession` that can do something else while its regions are compiled."""
+
+    def begin_variants(self, columns: Sequence[tuple[int, int]], limit_s: float | None = None) -> None:
+        """As ``prepare_variants``, which is to be called later and waits for what is begun here; ``limit_s`` counts from now."""
+
+
 def columns_of(request: SoloRequest) -> list[tuple[int, int]]:
     """Width and variant of each column of a request."""
     return list(zip(request.widths, request.variants or (0,) * len(request.widths), strict=True))
@@ -58,6 +69,9 @@ def prepare_regions(
     if regions is None:
         return
     wanted = [(operator, width, variant) for width, variant in request.columns for operator in range(operators)]
+    if request.begin:
+        regions.begin(wanted, limit_s=request.limit_s)
+        return
     before = regions.compiled
     regions.prepare(wanted, lambda: beat(-1), limit_s=request.limit_s)
     yield RegionsPrepared(regions.compiled - before, regions.processes)
@@ -84,6 +98,12 @@ def compile_regions(
         if time.monotonic() >= deadline:
             regions.stop_compiling(NO_TIME)
         beat(operator)
-        bound = None if bound_at is None else bound_at(request.width)
-        made = regions.kernel(operator, request.width, request.variant, bound)
+        if bound_at is None:
+            made = regions.kernel(operator, request.width, request.variant)
+        else:
+            bound = bound_at(request.width)
+            # What is tried here is small: beside other processes a team waits longer for the last of its threads than it works, and two
+            # threads save half at the most.
+            with torch_threads(request.width if request.width > _PAIR else 1):
+                made = regions.kernel(operator, request.width, request.variant, bound)
         yield RegionAnswer(operator, made.reason if isinstance(made, Refused) else "")

@@ -59,10 +59,14 @@ class SoloRequest(_Message, frozen=True):
 
 
 class PrepareRegionsRequest(_Message, frozen=True):
-    """Compile the variants of these columns (width, variant), several regions at a time; what fails shows in a ``RegionsRequest``."""
+    """Compile the variants of these columns (width, variant), several regions at a time; what fails shows in a ``RegionsRequest``.
+
+    With ``begin`` they are only begun: the same without it, which is to come later, waits for them.
+    """
 
     columns: tuple[tuple[int, int], ...]
     limit_s: float | None = None
+    begin: bool = False
 
 
 class RegionsRequest(_Message, frozen=True):

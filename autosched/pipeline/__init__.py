@@ -194,7 +194,7 @@ def _run(
     from autosched.costmodel.persist import read_card
     from autosched.pipeline.clock import StageClock
     from autosched.pipeline.contest import run_contest
-    from autosched.pipeline.granularity import REPLAY, coarser_note, considered, templates_note
+    from autosched.pipeline.granularity import REPLAY, UNCOMPARED, coarser_note, considered, templates_note, uncompared_note
     from autosched.pipeline.job import Job
     from autosched.pipeline.left_out import left_out_sentence
     from autosched.pipeline.other_work import other_work_note
@@ -215,14 +215,17 @@ def _run(
         choice = considered(lowering, rewrite=rewrite, kind=kind)
         if choice.chosen:
             outcome = run_contest(model, args, kwargs, options, choice, clock)
-            untried = kind == "cpu" and not options.compiled and Lowering.INDUCTOR in choice.lowerings
-            note = templates_note(outcome.captured.program) if untried else ""
+            untried = not options.compiled and Lowering.INDUCTOR in choice.lowerings
+            note = templates_note(outcome.captured.program) if untried and kind == "cpu" else ""
+            uncompared = uncompared_note(outcome.report) if untried else ""
         else:
+            uncompared = ""
             outcome = Job(model, args, kwargs, dataclasses.replace(options, lowering=choice.lowerings[0]), clock).run()
             note = coarser_note(outcome.report)
     finally:
         drop_searches()
     left_out = left_out_sentence(outcome.left_out, options.budget.total_s)
-    said = [began_beside, note, lanes_note, left_out, moved_note(outcome.device, model, args, kwargs), mode_note(model)]
+    said = [began_beside, note, lanes_note, left_out, moved_note(outcome.device, model, args, kwargs), mode_note(model), uncompared]
     notes = (*outcome.report.notes, *filter(None, said))
-    return dataclasses.replace(outcome, report=dataclasses.replace(outcome.report, notes=notes, stages=clock.times()))
+    verdict = outcome.report.verdict + (UNCOMPARED if uncompared else "")
+    return dataclasses.replace(outcome, report=dataclasses.replace(outcome.report, notes=notes, stages=clock.times(), verdict=verdict))

@@ -12,6 +12,9 @@ from autosched.search.effort import PROFILES, Effort, EffortProfile
 SOLO_SHARE = 0.1
 """Share of a budget in which all rounds of operators alone are made; where they would take longer, there are fewer."""
 
+MOST_SOLO_SHARE = 0.4
+"""Share that they never have more of, however few there are."""
+
 # More is a slip of the unit, and the job would never come to an end of its own.
 _LONGEST_S = 30 * 86400.0
 

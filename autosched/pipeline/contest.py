@@ -1,11 +1,11 @@
 """The job that chooses how coarse operators are: prepare every lowering, time each in order, tune those that can win, keep one.
 
-What may be spent. ``Budget.total_s`` counts from when the first lowering is ready and covers all of this. ``Budget.compile_share`` of it is
-for the lowerings that a compiler has a part in: half of that for the first of them, what is left then for the other; all of it for the
-first where half is known to be too little for the other. A region of ``fused``
-that is not begun in time stays calls; Inductor's code for the whole model is compiled in processes that are ended when their time is over,
-and not begun where it cannot be done in it (see ``attempts``). Nothing is begun with less than ``LEAST_COMPILE_S`` left, and its capture
-and the start of its process must fit into the share too.
+What may be spent. ``Budget.total_s`` counts from when the first lowering is ready and covers all of this. ``Budget.compile_share`` of it,
+or what ``reserve`` leaves of a slow model's, is for the lowerings that a compiler has a part in: half of that for the first of them, what
+is left then for the other; all of it for the first where half is known to be too little for the other. A region of ``fused`` that is not
+begun in time stays calls; Inductor's code for the whole model is compiled in processes that are ended when their time is over, and not
+begun where it cannot be done in it (see ``attempts``). Nothing is begun with less than ``LEAST_COMPILE_S`` left, and its capture and the
+start of its process must fit into the share too.
 Where compiled baselines are measured, Inductor's code is made after them, in the mode of the fastest (``adopting`` says when in two); like
 the baselines themselves it is not in the budget then, and ``fused`` has the whole share.
 Where none of the lowerings answers as the model does, its own calls (``aten``) are tuned.
@@ -32,12 +32,11 @@ from autosched.core.variants import Lowering
 from autosched.device.base import Device
 from autosched.pipeline.adopting import fastest_mode
 from autosched.pipeline.baselines import Rivals
-from autosched.pipeline.budget import SOLO_SHARE
 from autosched.pipeline.granularity import COMPILED, Considered, share_of_products
 from autosched.pipeline.job import Job
 from autosched.pipeline.left_out import LeftOut, after
 from autosched.pipeline.lowering_duel import DUEL_SHARE, duels
-from autosched.pipeline.measuring import Ledger
+from autosched.pipeline.measuring import Ledger, solo_time
 from autosched.pipeline.memory import forget_measurements, open_journal
 from autosched.pipeline.options import Options, Outcome
 from autosched.pipeline.original import Original
@@ -47,6 +46,7 @@ from autosched.pipeline.readiness import ready_searches
 from autosched.pipeline.references import Yardstick
 from autosched.pipeline.replaying import open_device
 from autosched.pipeline.request import require_strategies
+from autosched.pipeline.reserve import reserve_s
 from autosched.pipeline.scope import scope_of
 from autosched.runtime.cuda import blas_lt
 
@@ -57,8 +57,7 @@ LEAST_REGIONS_S = 10.0
 """The same of the processes that compile regions on a GPU: each has a context there. On an H200 with 16 cores none had made a region after
 9.0 s, in two jobs, and while they went, what came next took some 5 s longer than elsewhere (``experiments/results/h200/suite``)."""
 
-# Shares of the budget: rounds of all sequential orders; what tuning should get, and gets at the least; and when the job should be over
-# however long the compilers took.
+# Shares of the budget: rounds of all sequential orders; what tuning should get, and has at least; when all is over at the latest.
 _QUALIFYING = 0.05
 _WISHED_TUNING = 0.25
 _LEAST_TUNING = 0.1
@@ -207,6 +206,7 @@ def _prepared(
             ready_searches(progress)
             begin = time.monotonic()
             progress.stage("other lowerings", options.budget.total_s)
+            share_s = min(share_s, options.budget.total_s - reserve_s(found, options.budget.total_s - share_s))
         ready.append(found)
     return ready, begin
 
@@ -307,15 +307,16 @@ def _qualified(
     """The lowerings that could be timed in order, fastest first; their rows filled in, and those dropped that cannot win."""
     progress.stage("operators alone, in every lowering", max(options.budget.total_s - (time.monotonic() - begin), 0.0))
     entrants = []
-    solo_s = SOLO_SHARE * options.budget.total_s / len(ready)
-    for prepared in ready:
+    total_s = options.budget.total_s
+    for place, prepared in enumerate(ready):
+        free_s = (1.0 - _WISHED_TUNING - _QUALIFYING) * total_s - (time.monotonic() - begin)
+        time_s = solo_time(total_s, free_s / (len(ready) - place), len(ready))
         try:
             with open_journal(scope_of(device, prepared.session.limits), private=False) as journal:
-                entrants.append(enter(prepared, journal, options.budget.solo_rounds, course.ledger, solo_s))
+                entrants.append(enter(prepared, journal, options.budget.solo_rounds, course.ledger, time_s))
         except AutoschedError as error:
             course.failed(prepared.lowering, error)
-    seconds = _QUALIFYING * options.budget.total_s
-    timed, failed = qualify(entrants, seconds=seconds, seed=options.seed, ledger=course.ledger, progress=progress)
+    timed, failed = qualify(entrants, seconds=_QUALIFYING * total_s, seed=options.seed, ledger=course.ledger, progress=progress)
     for entrant, failure in failed:
         course.note(entrant.prepared.lowering, outcome=LoweringOutcome.FAILED, why=f"in order: {failure.kind}: {failure.detail}")
     able = contenders(timed) if timed else []
@@ -338,7 +339,7 @@ def _queue(ready: Sequence[Prepared], qualified: Sequence[Qualified]) -> tuple[l
         return list(ready), 1
     able = contenders(qualified)
     rest = [item for item in qualified if item not in able]
-    return [item.entrant.prepared for item in (*able, *rest)], len(able)
+    return [dataclasses.replace(item.entrant.prepared, measured=True) for item in (*able, *rest)], len(able)
 
 
 def _drop(prepared: Sequence[Prepared], left_s: float, options: Options, begin: float, course: _Course) -> None:

@@ -111,6 +111,28 @@ def templates_note(program: Program) -> str:
     )
 
 
+UNCOMPARED = " torch.compile was not measured, nor its code, and may be faster."
+"""What a verdict says where no figure tells how what is kept compares with a compiler's code for the whole model."""
+
+
+def uncompared_note(report: TuneReport) -> str:
+    """What to do about it where a job timed neither ``torch.compile`` nor, in the lowering ``inductor``, what it makes; empty if it did.
+
+    Args:
+        report: of a job that chose among lowerings and had no compiled baseline.
+    """
+    row = next((item for item in report.lowerings if item.lowering == Lowering.INDUCTOR), None)
+    if row is None or row.sequential_us is not None or row.tuned_us is not None:
+        return ""
+    # A skipped one was short of time, or there is no compiler.
+    again = "what was compiled by now is kept, so that the same command gets further; " if row.outcome is LoweringOutcome.SKIPPED else ""
+    why = f" ({row.why})" if row.why else ""
+    return (
+        f"neither torch.compile nor its code for the whole model, lowering inductor, was measured{why}: either may be faster than what is "
+        f"kept here; {again}--effort balanced measures torch.compile, however long it compiles"
+    )
+
+
 def has_product(operator: Operator) -> bool:
     """Whether a matrix product is among its calls: on a CPU the only ones that Inductor has templates for."""
     return any(word in call.target for call in operator.calls for word in _PRODUCTS)

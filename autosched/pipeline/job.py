@@ -25,14 +25,13 @@ from autosched.device.base import Device
 from autosched.pipeline.agreeing import agreeing_variants
 from autosched.pipeline.baselines import Rivals
 from autosched.pipeline.bounds import lower_bounds
-from autosched.pipeline.budget import SOLO_SHARE
 from autosched.pipeline.candidates import Candidate, by_key, propose
 from autosched.pipeline.demands import demands
 from autosched.pipeline.diary import Diary, question_of
 from autosched.pipeline.final import decide
 from autosched.pipeline.graph_proofs import audit_note, launch_facts
 from autosched.pipeline.left_out import LeftOut
-from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo, undisturbed, would_again
+from autosched.pipeline.measuring import Ledger, SoloTime, cost_table, measure_pairs, measure_solo, solo_time, undisturbed, would_again
 from autosched.pipeline.memory import Measured, forget_measurements, open_journal
 from autosched.pipeline.model_choice import choose_model, engine_of, prediction_note
 from autosched.pipeline.no_schedule import no_schedule
@@ -177,10 +176,10 @@ def _measured(run: Run, journal: Journal) -> Costs:
     """Operators alone and in pairs, and what follows from them."""
     session, graph, budget, ledger = run.session, run.graph, run.options.budget, run.ledger
     run.progress.stage("operators alone", run.timetable.left_s())
-    solo_s = SOLO_SHARE * budget.total_s
+    time_s = solo_time(budget.total_s, again=run.prepared.measured)
     facts = device_facts(run.device.key)
-    variants = _variants(run, journal, facts, solo_s)
-    solo = variants.solo if variants is not None else measure_solo(session, graph, facts, journal, budget.solo_rounds, ledger, solo_s)
+    variants = _variants(run, journal, facts, time_s)
+    solo = variants.solo if variants is not None else measure_solo(session, graph, facts, journal, budget.solo_rounds, ledger, time_s)
     run.progress.stage("operators in pairs", run.timetable.left_s())
     if run.recording is not None:
         pairs, launches = run.recording.known_by(graph, variants)
@@ -205,12 +204,12 @@ def _measured(run: Run, journal: Journal) -> Costs:
     return Costs(problem, lower_bounds(problem, facts, launches), variants, measured)
 
 
-def _variants(run: Run, journal: Journal, facts: DeviceFacts, seconds: float) -> VariantTimes | None:
+def _variants(run: Run, journal: Journal, facts: DeviceFacts, time_s: SoloTime) -> VariantTimes | None:
     """The variants of every operator; of those that are to run, not of a recording, the ones with which the model answers as it did."""
     session, program, ledger = run.session, run.captured.program, run.ledger
 
     def measured(refused: Refusals) -> VariantTimes | None:
-        return measure_variants(session, program, facts, journal, run.options.budget.solo_rounds, ledger, refused, seconds)
+        return measure_variants(session, program, facts, journal, run.options.budget.solo_rounds, ledger, refused, time_s)
 
     if run.recording is not None:
         return measured(run.prepared.refused)

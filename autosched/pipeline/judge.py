@@ -15,10 +15,13 @@ from autosched.device.timing import RESTLESS_PCT, Ratio, beyond_noise, is_unstab
 
 # Rounds between two looks at the clock; also how many of the schedules' are between two turns of the externals.
 _CHUNK = 4
+_FIRST_LATE = 3
 LEAST_ROUNDS = 7
 """Rounds of a final comparison, however little time is left."""
 LEAST_DUEL = 15
 """The same of the duel of the two best."""
+# Its fastest time is so many times the anchor's slowest.
+_HOPELESS = 2.0
 _HARDLY_PCT = 1.0  # a difference that nobody would choose by, where the noise floor is lower still
 CHANGED_PACE = "The machine changed its pace meanwhile; what is said of ratios is of single rounds, in which that cancels."
 """What to say where ratios are claimed and times by themselves say nothing."""
@@ -62,6 +65,12 @@ class Times:
         column = self.columns.get(name)
         return summarize(column) if column else None
 
+    def ratio(self, name: str, other: str) -> Ratio:
+        """What ``name`` takes of what ``other`` takes in the same rounds, as far as both were in them."""
+        above, below = self.columns[name], self.columns[other]
+        count = min(len(above), len(below))
+        return paired_ratio(above[:count], below[:count])
+
     def rounds(self) -> tuple[TimedRounds, ...]:
         """For a report, to a hundredth of a microsecond: no clock here is finer."""
         columns = [*self.columns.items(), (self.anchor, self.again)]
@@ -90,7 +99,8 @@ def interleave(
     schedules', half after them: all on one side, each would be the slower or the faster one of four pairs in a row wherever the machine
     changes its pace, and no interval allows for that. Where ``schedules`` fail together and none of them does alone, the first ones go on.
     Where the anchor itself fails, the first of ``stand_ins`` that is left takes its place, and the rounds begin anew: the A/A test must be
-    of the rounds that the times are of. Where none is left, that is the end.
+    of the rounds that the times are of. Where none is left, that is the end. Whoever takes twice as long at its best as
+    the anchor at its worst is out once ``deadline`` has passed, with the times that it has: it may take most of a round, and is no rival.
     """
     alive = dict(schedules)
     active = {item.name: item for item in externals}
@@ -124,6 +134,10 @@ def interleave(
         again.extend(repeated)
         done += chunk
         uneven ^= chunk % 2
+        if time.monotonic() >= deadline:
+            most_us = _HOPELESS * max(columns[anchor])
+            active = {name: item for name, item in active.items() if min(columns[name], default=0.0) <= most_us}
+            alive = {name: item for name, item in alive.items() if min(columns[name]) <= most_us or name == anchor}
         progress.update(done=done, total=rounds)
     return Times({name: columns[name] for name in columns if name not in failures}, failures, anchor, again)
 
@@ -148,10 +162,11 @@ def _chunk(done: int, rounds: int, least: int, begin_s: float, deadline: float) 
     """How many rounds to make before the next look at the clock; 0 if no more fits after ``least`` of them, or none is wanted."""
     now_s = time.monotonic()
     fitting = rounds - done
+    if not done and now_s >= deadline:
+        # The first look tells who is no rival.
+        return min(_FIRST_LATE, rounds)
     if done and now_s > begin_s:
         fitting = min(fitting, int((deadline - now_s) / ((now_s - begin_s) / done)))
-    elif now_s >= deadline:
-        fitting = 0
     return max(0, min(_CHUNK, max(fitting, least - done), rounds - done))
 
 
@@ -213,8 +228,7 @@ def finalists(times: Times, candidates: Sequence[str], static: Sequence[str]) ->
 
 def _fastest(times: Times, names: Sequence[str]) -> str:
     """Of these, all timed, the one that takes the least of what the anchor takes in the same round."""
-    anchor = times.columns[times.anchor]
-    return min(names, key=lambda name: paired_ratio(times.columns[name], anchor).ratio)
+    return min(names, key=lambda name: times.ratio(name, times.anchor).ratio)
 
 
 def duel(session: Session, candidate: Schedule, base: Schedule, *, rounds: int, seconds: float) -> Duel | Failure:
@@ -295,7 +309,7 @@ def _sentence(chosen: str, base: str, ratio: Ratio, why: str) -> str:
 
 def _against(times: Times, chosen: str, outside: str, floor_pct: float) -> str:
     """What is to be said of a baseline that cannot be kept, if it was the fastest of all; ``floor_pct`` is that of the comparison."""
-    ratio = paired_ratio(times.columns[chosen], times.columns[outside])
+    ratio = times.ratio(chosen, outside)
     if not beyond_noise(ratio, floor_pct):
         if 100.0 * abs(ratio.ratio - 1.0) <= max(floor_pct, _HARDLY_PCT):
             return f" {outside} is equally fast within noise."

@@ -20,6 +20,7 @@ from autosched.costmodel.table import OTHER, make_cost_table
 from autosched.datasets.facts import DISTURBED, DeviceFacts, LaunchFacts, device_facts, stolen_share
 from autosched.datasets.journal import Journal
 from autosched.device.base import Limits, Pair, Session
+from autosched.pipeline.budget import MOST_SOLO_SHARE, SOLO_SHARE
 from autosched.pipeline.left_out import LeftOut
 
 # Pairs go to the device in small lots, so that a kill or the end of the budget loses little; the first one tells how long they take.
@@ -27,7 +28,7 @@ _LOT = 8
 _FIRST_LOT = 2
 _PAIR_REPEATS = 9
 LEAST_ROUNDS = 3
-"""Rounds of operators alone are never fewer: a median needs three."""
+"""Rounds of operators alone are fewer only where there is no time at all for them: a median needs three."""
 # Half of the rounds are made though they take longer than they should, up to so many times as long.
 _OVER = 4.0
 # Pairs with another variant of one of the two follow after so many of the others, and are made from so many of those most worth knowing.
@@ -73,15 +74,42 @@ class Ledger:
         self.failures += isinstance(answer, Failure)
 
 
+@dataclass(frozen=True, slots=True)
+class SoloTime:
+    """What rounds of operators alone may take, seconds.
+
+    Args:
+        wished_s: for all of them; half of them may take several times as long.
+        most_s: beyond it nothing is measured but what must be.
+        again: whether this job has measured them before: what it took beside other processes stands then, which are no fewer now.
+    """
+
+    wished_s: float = math.inf
+    most_s: float = math.inf
+    again: bool = False
+
+
+ANY_TIME = SoloTime()
+"""However long all rounds take."""
+
+
+def solo_time(total_s: float, free_s: float = math.inf, entrants: int = 1, *, again: bool = False) -> SoloTime:
+    """What a budget of ``total_s`` has for the operators of each of so many lowerings, where ``free_s`` of it is not set aside for others;
+    ``again`` as in :class:`SoloTime`.
+    """
+    return SoloTime(SOLO_SHARE * total_s / entrants, max(0.0, min(free_s, MOST_SOLO_SHARE * total_s)), again)
+
+
 def measure_solo(
-    session: Session, graph: OpGraph, device: DeviceFacts, journal: Journal, rounds: int, ledger: Ledger, seconds: float = math.inf
+    session: Session, graph: OpGraph, device: DeviceFacts, journal: Journal, rounds: int, ledger: Ledger, time_s: SoloTime = ANY_TIME
 ) -> list[list[SoloRecord | Failure]]:
-    """Every operator alone at every width: ``[n_operators][n_widths]``; ``rounds`` and ``seconds`` as for :func:`rounds_within`."""
+    """Every operator alone at every width: ``[n_operators][n_widths]``; ``rounds`` and ``time_s`` as for :func:`rounds_within`."""
     widths = session.limits.widths
-    if (known := _all_known(journal, graph, widths, rounds, device)) is not None:
+    if (known := _all_known(journal, graph, widths, rounds, device, time_s)) is not None:
         return known
-    repeats = rounds_within(session, graph, len(widths), rounds, seconds)
-    if repeats < rounds // 2 and (known := _all_known(journal, graph, widths, 2 * LEAST_ROUNDS, device)) is not None:
+    repeats = rounds_within(session, graph, len(widths), rounds, time_s)
+    enough = enough_rounds(repeats)
+    if repeats < rounds // 2 and (known := _all_known(journal, graph, widths, 2 * enough, device, time_s)) is not None:
         return known
     answers = session.solo(widths, repeats=repeats)
     added: set[tuple[str, int]] = set()
@@ -96,24 +124,29 @@ def measure_solo(
 
 
 def _all_known(
-    journal: Journal, graph: OpGraph, widths: Sequence[int], rounds: int, device: DeviceFacts
+    journal: Journal, graph: OpGraph, widths: Sequence[int], rounds: int, device: DeviceFacts, time_s: SoloTime
 ) -> list[list[SoloRecord | Failure]] | None:
     """What the journal holds of every operator at every width (:func:`known_solo`), if those are times; or, beside one, a process's end."""
-    found = [[known_solo(journal, operator.signature, width, rounds, device) for width in widths] for operator in graph.operators]
+    again = time_s.again
+    found = [[known_solo(journal, item.signature, width, rounds, device, again=again) for width in widths] for item in graph.operators]
     known = [[item for item in row if isinstance(item, SoloRecord) or (item is not None and would_again(item))] for row in found]
     return known if all(len(row) == len(widths) and isinstance(row[0], SoloRecord) for row in known) else None
 
 
-def rounds_within(session: Session, graph: OpGraph, columns: int, rounds: int, seconds: float) -> int:
+def rounds_within(session: Session, graph: OpGraph, columns: int, rounds: int, time_s: SoloTime) -> int:
     """How many rounds of all operators alone to make, in so many ``columns`` (widths, variants).
 
-    As many as ``seconds`` allow, by the time of runs in order, but no fewer than half of ``rounds``: what was measured in fewer is not
+    As many as are wished for by the time of runs in order, but no fewer than half of ``rounds``: what was measured in fewer is not
     taken for known the next time. Where even those would take several times as long (a slow model at eight widths, each in three
-    variants), there are fewer, and the next time may measure again. On a GPU most of that time is not the rounds', so that fewer would
-    save little.
+    variants), there are fewer, and the next time may measure again. Fewer than three are made only where three take more than the job
+    has, and one always: an operator of which nothing is known cannot be scheduled. On a GPU most of that time is not the rounds', so that
+    fewer would save little.
     """
-    if not session.limits.lanes_matter or seconds == math.inf:
+    if not session.limits.lanes_matter or min(time_s.wished_s, time_s.most_s) == math.inf:
         return rounds
+    if time_s.most_s <= 0.0:
+        return 1
+    asked_s = time.monotonic()
     widths = session.limits.widths
     # Beside other processes the widest may take many times as long as the narrowest, and is the faster one else.
     orders = [sequential(graph, width=width) for width in dict.fromkeys((widths[0], widths[-1]))]
@@ -127,19 +160,33 @@ def rounds_within(session: Session, graph: OpGraph, columns: int, rounds: int, s
     begin_s = time.monotonic()
     session.paired(orders, rounds=1)
     round_s = (time.monotonic() - begin_s) / len(orders) * max(columns, 1)
-    # The first round is not counted.
-    fitting, at_most = (int(share * seconds / round_s) - 1 if round_s > 0.0 else rounds for share in (1.0, _OVER))
+
+    most_s = time_s.most_s - (time.monotonic() - asked_s)
+
+    def fitting(seconds: float) -> int:
+        # The first round is not counted, unless it is the only one.
+        return max(0, int(min(seconds / round_s, rounds + 1)) - 1) if round_s > 0.0 else rounds
+
+    wished, over, most = (fitting(seconds) for seconds in (time_s.wished_s, min(_OVER * time_s.wished_s, most_s), most_s))
     half = (rounds + 1) // 2
-    return max(min(rounds, fitting), min(half, max(at_most, LEAST_ROUNDS)))
+    return max(1, min(most, max(min(rounds, wished), min(half, max(over, LEAST_ROUNDS)))))
 
 
-def known_solo(journal: Journal, signature: str, width: int, rounds: int, device: DeviceFacts) -> SoloRecord | Failure | None:
-    """What the journal holds of a kernel alone, if it was taken in enough of ``rounds`` and nobody else had the cores.
+def enough_rounds(repeats: int) -> int:
+    """Rounds that what is known must have been measured in, where there is only time for so many anew: half of them is worth as much."""
+    return min(LEAST_ROUNDS, (repeats + 1) // 2)
+
+
+def known_solo(
+    journal: Journal, signature: str, width: int, rounds: int, device: DeviceFacts, *, again: bool = False
+) -> SoloRecord | Failure | None:
+    """What the journal holds of a kernel alone, if it was taken in enough of ``rounds`` and nobody else had the cores, or by this job
+    (``again``).
 
     A busy hour must not decide what later jobs believe: what was measured in it is measured again.
     """
     found = journal.solo(signature, width, min_count=rounds // 2)
-    disturbed = isinstance(found, SoloRecord) and stolen_share(found.contamination, device, width) > DISTURBED
+    disturbed = isinstance(found, SoloRecord) and not again and stolen_share(found.contamination, device, width) > DISTURBED
     return None if disturbed else found
 
 

@@ -16,10 +16,11 @@ from autosched.device.host import physical_cores, whole_widths
 from autosched.device.registry import place_of
 from autosched.export.bundle import require_literals_fit
 from autosched.pipeline.attempts import EXPORTS, Attempts
+from autosched.pipeline.compiling import compile_variants
 from autosched.pipeline.left_out import LeftOut
 from autosched.pipeline.measuring import Ledger
 from autosched.pipeline.original import Original
-from autosched.pipeline.variants import Refusals, compile_variants
+from autosched.pipeline.variants import Refusals
 from autosched.runtime.inductor.modes import Mode
 
 # One worker answer may take this long before the worker is given up: loading a large model included.
@@ -37,6 +38,7 @@ class Prepared:
         refused: compiled variants that cannot be had in this run.
         left_out: what there was no time to compile, with the seconds of compiling that it lacked.
         regions_s: seconds of ``prepared_s`` in which its regions were compiled.
+        measured: whether the job has measured its operators alone by now.
     """
 
     captured: Captured
@@ -47,6 +49,7 @@ class Prepared:
     refused: Refusals = frozenset()
     left_out: tuple[LeftOut, ...] = ()
     regions_s: float = 0.0
+    measured: bool = False
 
     @property
     def lowering(self) -> str:

@@ -23,7 +23,7 @@ from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Journal
 from autosched.device.timing import summarize
 from autosched.pipeline.bounds import bound_of_times
-from autosched.pipeline.measuring import Ledger, measure_solo
+from autosched.pipeline.measuring import ANY_TIME, Ledger, SoloTime, measure_solo
 from autosched.pipeline.preparing import Prepared
 from autosched.pipeline.variants import measure_variants, orders_of
 
@@ -38,6 +38,9 @@ MOST_TUNED = 2
 _LEVEL = 1.02
 _LEAST_ROUNDS = 7
 _MOST_ROUNDS = 40
+# Where the least take so many times as long as they should, so few are made: whoever wins here has yet to win the final comparison.
+_OVER = 3.0
+_FEWEST_ROUNDS = 3
 # An order whose fastest round takes so many times as long as another order of the same lowering is not its best one. On many cores there
 # is an order for each of eight widths, and those that are far off take most of the time.
 _HOPELESS = 3.0
@@ -99,13 +102,13 @@ class Qualified:
         return self.at_best_us, bound if bound is not None else float("inf")
 
 
-def enter(prepared: Prepared, journal: Journal, rounds: int, ledger: Ledger, seconds: float = math.inf) -> Entrant:
-    """Measure the operators alone, through the journal: tuning finds them there. ``rounds`` and ``seconds`` as for ``rounds_within``."""
+def enter(prepared: Prepared, journal: Journal, rounds: int, ledger: Ledger, time_s: SoloTime = ANY_TIME) -> Entrant:
+    """Measure the operators alone, through the journal: tuning finds them there. ``rounds`` and ``time_s`` as for ``rounds_within``."""
     program, session = prepared.captured.program, prepared.session
     widths = session.limits.widths
     facts = device_facts(prepared.device.key)
-    variants = measure_variants(session, program, facts, journal, rounds, ledger, prepared.refused, seconds)
-    solo = variants.solo if variants is not None else measure_solo(session, program.graph, facts, journal, rounds, ledger, seconds)
+    variants = measure_variants(session, program, facts, journal, rounds, ledger, prepared.refused, time_s)
+    solo = variants.solo if variants is not None else measure_solo(session, program.graph, facts, journal, rounds, ledger, time_s)
     times: NDArray[np.float64] = np.array(
         [[item.samples.median_us if isinstance(item, SoloRecord) else np.nan for item in row] for row in solo], dtype=np.float64
     ).reshape(len(program.graph), len(widths))
@@ -119,7 +122,8 @@ def qualify(
     """Time the sequential orders of all entrants in rounds: those that could be timed in one at least, fastest first, and those that not.
 
     The orders take turns in their own processes, one at work while the others sleep, in another turn every round. Goes on for ``seconds``,
-    but at least seven rounds and at most forty; an order that is far behind another of its lowering is out after two.
+    but at least seven rounds, three where those take far longer, and at most forty; an order that is far behind another of its lowering
+    is out after two.
     """
     progress.stage("sequential orders of all lowerings")
     failed: list[tuple[Entrant, Failure]] = []
@@ -134,9 +138,9 @@ def qualify(
         runner.warm_up()
     alive = [runner for runner in runners if not lost(runner)]
     rng = np.random.default_rng(seed)
-    deadline = time.monotonic() + seconds
+    begin_s = time.monotonic()
     done = 0
-    while alive and done < _MOST_ROUNDS and (done < _LEAST_ROUNDS or time.monotonic() < deadline):
+    while alive and done < _MOST_ROUNDS and done < _wanted_rounds(time.monotonic() - begin_s, seconds):
         for place in rng.permutation(len(alive)):
             ledger.measurements += alive[place].time()
         alive = [runner for runner in alive if not lost(runner)]
@@ -145,6 +149,13 @@ def qualify(
     ledger.failures += sum(len(runner.struck) for runner in runners)
     timed = [runner.best_order() for runner in alive]
     return sorted(timed, key=lambda item: item.sequential.median_us), failed
+
+
+def _wanted_rounds(spent_s: float, seconds: float) -> int:
+    """How many rounds to make at the least, where they have taken ``spent_s`` so far."""
+    if spent_s < seconds:
+        return _MOST_ROUNDS
+    return _LEAST_ROUNDS if spent_s < _OVER * seconds else _FEWEST_ROUNDS
 
 
 def contenders(qualified: Sequence[Qualified]) -> list[Qualified]:

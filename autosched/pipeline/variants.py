@@ -1,12 +1,10 @@
-"""Which variant of each operator is used: all are compiled and timed alone, the fastest stands for its width, the next is known to the
+"""Which variant of each operator is used: all are timed alone, the fastest stands for its width, the next is known to the
 search, which may find it the better neighbour, and a few more get a chance on the device, in the schedule they would be part of.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +14,6 @@ from numpy.typing import NDArray
 from autosched.core.costs import CostTable
 from autosched.core.graph import OpGraph
 from autosched.core.program import Program
-from autosched.core.progress import Progress
 from autosched.core.records import Failure, FailureKind, PairRecord, SoloRecord
 from autosched.core.schedule import Schedule, sequential
 from autosched.core.variants import Lowering, Variant, variant_signature
@@ -24,11 +21,9 @@ from autosched.costmodel.table import OTHER
 from autosched.datasets.facts import DeviceFacts, LaunchFacts
 from autosched.datasets.journal import Journal
 from autosched.device.base import Session
-from autosched.device.variants import NO_TIME, VariantSession
+from autosched.device.variants import VariantSession
 from autosched.pipeline.graph_proofs import launch_facts
-from autosched.pipeline.left_out import LeftOut
-from autosched.pipeline.measuring import LEAST_ROUNDS, Ledger, known_solo, rounds_within, would_again
-from autosched.runtime.regions.pieces import UNCOMPILED
+from autosched.pipeline.measuring import ANY_TIME, Ledger, SoloTime, enough_rounds, known_solo, rounds_within, would_again
 from autosched.search.loop import Bench
 
 # A variant this much slower alone is not tried beside others: no lesser slowdown makes up for it.
@@ -38,9 +33,6 @@ MOST_TRIED = 6
 _ROUNDS = 8
 # The median of so few rounds must differ by more than this to mean anything.
 _LEAST_GAIN = 0.01
-_MOST_NOTES = 4
-# Share of the operators that must have been compiled for their rate to say how long the others would take.
-_TELLING = 0.25
 
 
 @dataclass(frozen=True)
@@ -138,60 +130,6 @@ Refusals = frozenset[tuple[int, int, int]]
 """Operator, width and variant of what cannot be had in this run; operator -1 for all."""
 
 
-def compile_variants(session: Session, program: Program, ledger: Ledger, progress: Progress, limit_s: float | None = None) -> Refusals:
-    """Compile every variant of every operator once, so that no measurement waits for a compiler; what cannot be had is noted.
-
-    Args:
-        limit_s: seconds for all of them together; what is not begun by then runs call by call, and ``ledger`` says how many more seconds
-            it would have taken. ``None`` for as long as it takes.
-    """
-    offered = _offered(session, program)
-    if offered is None or not isinstance(session, VariantSession):
-        return frozenset()
-    lost: set[tuple[int, int, int]] = set()
-    progress.stage("compiling regions")
-    columns = [(width, variant) for variant in _all_of(offered) if variant for width in session.limits.widths]
-    reasons: dict[tuple[int, int], str] = {}
-    begin = time.monotonic()
-    compiled, processes = session.prepare_variants(columns, limit_s) if columns else (0, 1)
-    for done, (width, variant) in enumerate(columns):
-        left_s = None if limit_s is None else max(limit_s - (time.monotonic() - begin), 0.0)
-        for operator, reason in session.compile_variant(width, variant, left_s).items():
-            if reason:
-                lost.add((operator, width, int(variant)))
-                reasons.setdefault((operator, int(variant)), reason)
-        progress.update(done=done + 1, total=len(columns))
-    if processes and any(variant not in UNCOMPILED for _, variant in columns):
-        shared = f" ({compiled} compiled by {processes} processes)" if compiled and processes > 1 else ""
-        ledger.notes.append(f"compiled regions were ready after {time.monotonic() - begin:.1f} s{shared}")
-    ledger.notes += _refusal_notes(program.graph, offered, reasons)[:_MOST_NOTES]
-    late = {operator for (operator, _), reason in reasons.items() if NO_TIME in reason}
-    if late and limit_s is not None:
-        wanted = sum(len(row) > 1 for row in offered)
-        done = wanted - len(late)
-        what = f"compiling {len(late)} of {wanted} operators of {program.lowering}"
-        # The start of the compilers weighs too much in what the first few took.
-        ledger.left_out.append(LeftOut(what, limit_s * len(late) / max(done, 1), told=done >= _TELLING * wanted))
-    return frozenset(lost)
-
-
-def _refusal_notes(graph: OpGraph, offered: Sequence[Sequence[int]], reasons: Mapping[tuple[int, int], str]) -> list[str]:
-    """A line for each reason, of the operators left with their calls alone first; ``reasons`` by operator (-1 for all) and variant."""
-    said: dict[tuple[str, str], list[str]] = {}
-    for (operator, variant), reason in reasons.items():
-        had = offered[operator][1:] if operator >= 0 else ()
-        # The reason of each of its variants is a line of its own only where another variant is left.
-        alone = all((operator, int(item)) in reasons for item in had)
-        what = "not compiled, runs call by call" if alone else f"cannot be had as {Variant(variant).name.lower()}"
-        if not alone or (operator, variant) == next(item for item in reasons if item[0] == operator):
-            said.setdefault((what, reason), []).append(graph.operators[operator].name if operator >= 0 else "every region")
-    notes = []
-    for (what, reason), names in sorted(said.items(), key=lambda item: item[0][0].startswith("cannot")):
-        listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        notes.append(f"{what}: {listed}: {reason}")
-    return notes
-
-
 def measure_variants(
     session: Session,
     program: Program,
@@ -200,28 +138,29 @@ def measure_variants(
     rounds: int,
     ledger: Ledger,
     refused: Refusals = frozenset(),
-    seconds: float = math.inf,
+    time_s: SoloTime = ANY_TIME,
 ) -> VariantTimes | None:
     """Every operator alone at every width in every variant; ``None`` where operators have but one.
 
     Args:
-        refused: as :func:`compile_variants` returned it, and what else is not to be used. That something could not be compiled in one run
-            says nothing about the next, so it is not kept in the journal.
-        rounds, seconds: as for ``measuring.rounds_within``.
+        refused: as ``compiling.compile_variants`` returned it, and what else is not to be used. That something could not be compiled in one
+            run says nothing about the next, so it is not kept in the journal.
+        rounds, time_s: as for ``measuring.rounds_within``.
     """
-    offered = _offered(session, program)
+    offered = offered_of(session, program)
     if offered is None or not isinstance(session, VariantSession):
         return None
     graph, widths = program.graph, session.limits.widths
-    columns = [(width, variant) for variant in _all_of(offered) for width in widths]
+    columns = [(width, variant) for variant in all_of(offered) for width in widths]
 
     def out(operator: int, width: int, variant: int) -> bool:
         return (operator, width, variant) in refused or (-1, width, variant) in refused
 
-    answers = _known(journal, graph, device, offered, columns, rounds, out)
-    repeats = rounds if answers is not None else rounds_within(session, graph, len(columns), rounds, seconds)
-    if answers is None and repeats < rounds // 2:
-        answers = _known(journal, graph, device, offered, columns, 2 * LEAST_ROUNDS, out)
+    answers = _known(journal, graph, device, offered, columns, rounds, out, again=time_s.again)
+    if answers is None:
+        repeats = rounds_within(session, graph, len(columns), rounds, time_s)
+        if repeats < rounds // 2:
+            answers = _known(journal, graph, device, offered, columns, 2 * enough_rounds(repeats), out, again=time_s.again)
     if answers is None:
         answers = session.solo_variants(columns, repeats=repeats)
         added: set[tuple[str, int]] = set()
@@ -265,7 +204,7 @@ def try_variants(bench: Bench, schedule: Schedule, graph: OpGraph, times: Varian
     return finalists[best] if last[best] < last[0] * (1.0 - _LEAST_GAIN) else schedule
 
 
-def _offered(session: Session, program: Program) -> tuple[tuple[int, ...], ...] | None:
+def offered_of(session: Session, program: Program) -> tuple[tuple[int, ...], ...] | None:
     """The variants of each operator; ``None`` where they are measured by their calls alone: regions have a choice always, others where one
     has a second.
     """
@@ -275,7 +214,8 @@ def _offered(session: Session, program: Program) -> tuple[tuple[int, ...], ...] 
     return found if program.lowering == Lowering.FUSED or any(len(row) > 1 for row in found) else None
 
 
-def _all_of(offered: Sequence[Sequence[int]]) -> list[int]:
+def all_of(offered: Sequence[Sequence[int]]) -> list[int]:
+    """Every variant that some operator has."""
     return sorted({variant for row in offered for variant in row})
 
 
@@ -287,6 +227,8 @@ def _known(
     columns: Sequence[tuple[int, int]],
     rounds: int,
     out: Callable[[int, int, int], bool],
+    *,
+    again: bool,
 ) -> list[list[SoloRecord | Failure]] | None:
     """What the journal holds, if that is everything: an answer in each column, and a time at the first width."""
     missing = Failure(FailureKind.UNAVAILABLE, "the operator has no such variant")
@@ -294,7 +236,7 @@ def _known(
     for operator in graph.operators:
         row: list[SoloRecord | Failure] = []
         for width, variant in columns:
-            answer = known_solo(journal, variant_signature(operator.signature, variant), width, rounds, device)
+            answer = known_solo(journal, variant_signature(operator.signature, variant), width, rounds, device, again=again)
             if variant not in offered[operator.index] or out(operator.index, width, variant):
                 answer = missing
             elif answer is None or (isinstance(answer, Failure) and not _stands(answer, variant)):
@@ -321,7 +263,7 @@ def recorded_variants(
     if all(len(row) == 1 for row in offered):
         return None
     missing = Failure(FailureKind.UNAVAILABLE, "this variant was not recorded")
-    columns = [(width, variant) for variant in _all_of(offered) for width in widths]
+    columns = [(width, variant) for variant in all_of(offered) for width in widths]
     answers = [
         [
             (record(variant_signature(operator.signature, variant), width) if variant in offered[operator.index] else None) or missing

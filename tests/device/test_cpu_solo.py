@@ -44,9 +44,9 @@ def test_what_is_added_up_is_the_median_run(rows: list[list[float]]) -> None:
     assert together_us == pytest.approx(float(np.median(times_us.sum(axis=1))))
 
 
-@pytest.mark.parametrize(("long_us", "runs"), [(0.0, 2 * 3), (1e9, 2 * 4 * 2)])
-def test_of_long_runs_none_is_made_that_does_not_count(long_us: float, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of short ones there is a whole round, and one before each block."""
+@pytest.mark.parametrize(("rounds", "long_us", "runs"), [(3, 0.0, 2 * 3), (3, 1e9, 2 * 4 * 2), (1, 1e9, 2 * 2)])
+def test_of_long_runs_none_is_made_that_does_not_count(rounds: int, long_us: float, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of short ones there is a whole round, unless there is to be but one, and one before each block."""
     made: list[object] = []
     run = LaneExecutor.run
     monkeypatch.setattr(LaneExecutor, "run", lambda *given: made.append(given) or run(*given))
@@ -54,6 +54,6 @@ def test_of_long_runs_none_is_made_that_does_not_count(long_us: float, runs: int
     monkeypatch.setattr(cpu_solo, "MOST_RUNS", 1)
     program, constants = branches_program()
     measurer = CpuMeasurer(WidePrograms(program, constants), random_inputs(program, 0), lambda item: None)
-    answers = [record for _, _, record, _ in measure_solo(measurer, [(1, 0), (2, 0)], 3, (), 0)]
+    answers = [record for _, _, record, _ in measure_solo(measurer, [(1, 0), (2, 0)], rounds, (), 0)]
     assert len(made) == runs
-    assert all(isinstance(record, SoloRecord) and record.samples.count == 3 and record.samples.median_us > 0.0 for record in answers)
+    assert all(isinstance(record, SoloRecord) and record.samples.count == rounds and record.samples.median_us > 0.0 for record in answers)

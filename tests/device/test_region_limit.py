@@ -89,3 +89,18 @@ def test_what_an_earlier_process_kept_needs_no_time(captured: Captured, compiled
     again = library(captured, RegionStore(tmp_path))
     assert set(ask(again, count, 0.0).values()) == {""}
     assert len(compiled) == before
+
+
+@pytest.mark.parametrize(("width", "used"), [(1, 1), (2, 1), (3, 3)])
+def test_a_variant_is_tried_on_as_many_threads_as_it_is_for_or_on_one(
+    captured: Captured, width: int, used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On more, what is small waits for the last of a team whose core another process has."""
+    threads: list[int] = []
+    monkeypatch.setattr(RegionLibrary, "kernel", lambda *_: threads.append(torch.get_num_threads()) or Refused("not here"))
+    before = torch.get_num_threads()
+    request = RegionsRequest(width, int(Variant.COMPILED), ())
+    made = list(compile_regions(library(captured), len(captured.program.graph), request, lambda item: None, lambda width: None))  # type: ignore[arg-type, return-value]
+    assert threads == [used] * len(made)
+    assert len(made) >= 2
+    assert torch.get_num_threads() == before

@@ -23,6 +23,7 @@ from autosched.pipeline import contest, granularity, job, preparing
 from autosched.pipeline.budget import budget_for
 from autosched.pipeline.contest import LEAST_COMPILE_S, LEAST_REGIONS_S
 from autosched.pipeline.memory import forget_measurements
+from autosched.pipeline.preparing import NotHad
 from autosched.pipeline.qualification import Entrant, Qualified, contenders
 from tests.conformance.contest_double import Bench, Branches, Speed, comparing, rows, steady_clock
 
@@ -203,6 +204,30 @@ def test_a_budget_too_small_for_a_compiler_buys_none(compare: Callable[..., Tune
     assert rows(report)["inductor"].outcome is LoweringOutcome.SKIPPED
 
 
+@pytest.mark.parametrize(
+    ("options", "refuse", "said"),
+    [
+        ({"budget_s": 2.0}, {}, "the same command gets further"),
+        ({}, {"inductor": NotHad("Inductor had not compiled the whole model", 90.0)}, "(Inductor had not compiled the whole model)"),
+        ({}, {"inductor": "its code is not understood"}, "(its code is not understood)"),
+        ({}, {}, ""),
+        ({"lowering": "rewritten", "budget_s": 2.0}, {}, ""),
+    ],
+)
+def test_a_job_that_has_timed_nothing_of_a_compiler_for_whole_models_says_so_first_and_last(
+    options: dict[str, Any], refuse: dict[str, Any], said: str, compare: Callable[..., TuneReport]
+) -> None:
+    report = compare(Bench(rewritten=Speed(100.0), fused=Speed(90.0), inductor=Speed(200.0)), refuse=refuse, **options)
+    notes = [note for note in report.notes if note.startswith("neither torch.compile nor its code")]
+    assert len(notes) == bool(said)
+    assert report.verdict.endswith("torch.compile was not measured, nor its code, and may be faster.") is bool(said)
+    if said:
+        assert said in notes[0]
+        assert "--effort balanced" in notes[0]
+        assert report.notes[-1] == notes[0]
+        assert ("the same command" in notes[0]) is (rows(report)["inductor"].outcome is LoweringOutcome.SKIPPED)
+
+
 def test_a_lowering_that_is_asked_for_is_the_only_one(compare: Callable[..., TuneReport]) -> None:
     bench = Bench(fused=Speed(100.0), aten=Speed(100.0))
     assert compare(bench, lowering="fused").lowerings == ()
@@ -328,6 +353,7 @@ def regions_first(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], tuple[li
 
         monkeypatch.setattr(contest, "prepare", prepare)
         monkeypatch.setattr(contest, "_fitting", lambda *given: 0)
+        monkeypatch.setattr(contest, "reserve_s", lambda *given: 0.0)
         options = dataclasses.replace(_options(), budget=budget_for("quick", total_s))
         course = contest._Course({name: LoweringRow(name, LoweringOutcome.SKIPPED) for name in (Lowering.FUSED, Lowering.INDUCTOR)})
         original: Any = SimpleNamespace(export_s=0.0)

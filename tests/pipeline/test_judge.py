@@ -301,6 +301,22 @@ def test_fewer_rounds_than_the_least_are_made_where_no_more_are_wanted(rounds: i
     assert [len(column) for column in (*times.columns.values(), times.again)] == [rounds] * 3
 
 
+@pytest.mark.parametrize(("deadline_s", "eager_us", "turns"), [(0.0, 300.0, 3), (0.0, 150.0, 7), (100.0, 300.0, 7)])
+def test_who_is_no_rival_is_timed_no_further_once_time_is_over(
+    deadline_s: float, eager_us: float, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 50.0)
+    session = SessionDouble(lambda schedule: eager_us if max(schedule.width) > 1 else 100.0)
+    named, outside = [("sequential", SEQUENTIAL), ("sequential_wide", WIDE)], [External("eager", lambda: eager_us)]
+    times = interleave(session, named, outside, rounds=7, deadline=deadline_s, progress=Silent(), anchor="sequential")
+    assert {name: len(column) for name, column in times.columns.items()} == {"sequential": 7, "sequential_wide": turns, "eager": turns}
+    assert len(times.again) == 7
+    assert not times.failures
+    # What was taken of it counts.
+    assert times.ratio("eager", "sequential").ratio == pytest.approx(eager_us / 100.0)
+    assert judge(times, [], ["sequential", "sequential_wide"], ["eager"], None).chosen == "sequential"
+
+
 def test_of_rounds_one_by_one_a_baseline_runs_before_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
     class Quickening(Timed):
         """Rounds of two seconds, and alone of one second."""

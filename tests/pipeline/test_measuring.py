@@ -16,7 +16,7 @@ from autosched.core.schedule import Schedule
 from autosched.datasets.facts import device_facts
 from autosched.datasets.journal import Journal, Scope
 from autosched.device.base import Pair
-from autosched.pipeline.measuring import Ledger, cost_table, measure_pairs, measure_solo, rounds_within
+from autosched.pipeline.measuring import Ledger, SoloTime, cost_table, measure_pairs, measure_solo, rounds_within
 from tests.conformance import contest_double
 from tests.conformance.graphs import TwoBranches, two_branches_program
 from tests.conformance.session_double import SessionDouble
@@ -68,17 +68,28 @@ def test_rounds_shrink_to_their_time_and_below_half_where_that_is_far_more(
     monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int
 ) -> None:
     # Two columns of a second each: nine rounds in eighteen seconds, the first of which is not counted.
-    assert rounds_within(Session(monkeypatch, 1.0), GRAPH, 2, 12, seconds) == rounds
+    assert rounds_within(Session(monkeypatch, 1.0), GRAPH, 2, 12, SoloTime(seconds)) == rounds
+
+
+@pytest.mark.parametrize(("most_s", "rounds"), [(math.inf, 6), (14.0, 4), (10.1, 2), (8.1, 1), (2.0, 1), (0.0, 1)])
+def test_a_job_that_has_no_time_makes_fewer_rounds_than_a_median_needs_and_one_at_the_least(
+    monkeypatch: pytest.MonkeyPatch, most_s: float, rounds: int
+) -> None:
+    # Its pace has taken four seconds of it by then.
+    session = Session(monkeypatch, 1.0)
+    assert rounds_within(session, GRAPH, 2, 12, SoloTime(4.0, most_s)) == rounds
+    # Its pace is not worth the time of learning it where it decides nothing.
+    assert (session.now_s > 0.0) is (most_s > 0.0)
 
 
 def test_rounds_are_fewer_where_the_widest_run_is_the_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(monkeypatch, 1.0)
     session.wide_s = 3.0
     # Four seconds for both widths: four rounds in sixteen, the first of which is not counted; half of the rounds in sixteen times four.
-    assert rounds_within(session, GRAPH, 2, 12, 16.0) == 6
-    assert rounds_within(session, GRAPH, 2, 12, 5.1) == 4
+    assert rounds_within(session, GRAPH, 2, 12, SoloTime(16.0)) == 6
+    assert rounds_within(session, GRAPH, 2, 12, SoloTime(5.1)) == 4
     session.wide_s = None
-    assert rounds_within(session, GRAPH, 2, 12, 16.0) == 7
+    assert rounds_within(session, GRAPH, 2, 12, SoloTime(16.0)) == 7
 
 
 def test_what_hangs_is_not_run_again_to_learn_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +100,7 @@ def test_what_hangs_is_not_run_again_to_learn_the_pace(monkeypatch: pytest.Monke
         return HUNG
 
     monkeypatch.setattr(Session, "paired", hang)
-    assert rounds_within(Session(monkeypatch, 1.0), GRAPH, 2, 12, 16.0) == 12
+    assert rounds_within(Session(monkeypatch, 1.0), GRAPH, 2, 12, SoloTime(16.0)) == 12
     assert asked == [2]
 
 
@@ -119,19 +130,39 @@ def test_an_operator_that_an_earlier_job_lost_its_process_to_is_not_run_again(
 
 def test_what_was_measured_in_fewer_rounds_is_known_the_next_time(monkeypatch: pytest.MonkeyPatch, journal: Journal) -> None:
     session = Session(monkeypatch, 1.0)
-    measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger(), 4.0)
+    measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger(), SoloTime(4.0))
     measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger())
     assert session.repeats == [6]
 
 
 def test_the_fewest_rounds_are_known_to_whoever_has_no_time_for_more(monkeypatch: pytest.MonkeyPatch, journal: Journal) -> None:
     session = Session(monkeypatch, 1.0)
-    first = measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger(), 1.0)
+    first = measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger(), SoloTime(1.0))
     # The same job, which comes back to what it measured to choose a lowering, and has a larger share of the budget for it.
-    assert measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger(), 2.0) == first
+    assert measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger(), SoloTime(2.0)) == first
     assert session.repeats == [3]
     measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger())
     assert session.repeats == [3, 12]
+
+
+def test_one_round_is_known_to_whoever_has_no_time_for_three(monkeypatch: pytest.MonkeyPatch, journal: Journal) -> None:
+    session = Session(monkeypatch, 1.0)
+    first = measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger(), SoloTime(1.0, 0.0))
+    # Two would tell no more than one; of three there is a median.
+    assert measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger(), SoloTime(1.0, 6.1)) == first
+    assert session.repeats == [1]
+    measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger(), SoloTime(1.0))
+    assert session.repeats == [1, 3]
+
+
+def test_what_this_job_measured_beside_others_a_moment_ago_stands(monkeypatch: pytest.MonkeyPatch, journal: Journal) -> None:
+    session = Session(monkeypatch, 1.0)
+    session.load = 0.6
+    first = measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger())
+    assert measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger(), SoloTime(again=True)) == first
+    assert session.repeats == [12]
+    measure_solo(session, GRAPH, device_facts(KEY), journal, 12, Ledger(), SoloTime())
+    assert session.repeats == [12, 12]
 
 
 @pytest.mark.parametrize(("load", "asked"), [(0.0, 1), (0.04, 1), (0.6, 2), (-1.0, 1)])

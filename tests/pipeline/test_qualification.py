@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,9 +35,16 @@ def entrant(truth: Truth) -> Entrant:
     return Entrant(prepared, tuple(sequential(GRAPH, width=width) for width in (1, 2)), (1000.0, 500.0), None)
 
 
-def rounds(*entrants: Entrant) -> tuple[list[Qualified], list[tuple[Entrant, Failure]], Ledger]:
+@pytest.fixture(autouse=True)
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock is a second after the one before."""
+    looks = itertools.count(1000.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(looks))
+
+
+def rounds(*entrants: Entrant, seconds: float = 4.0) -> tuple[list[Qualified], list[tuple[Entrant, Failure]], Ledger]:
     ledger = Ledger()
-    timed, failed = qualify(entrants, seconds=0.0, seed=0, ledger=ledger, progress=Silent())
+    timed, failed = qualify(entrants, seconds=seconds, seed=0, ledger=ledger, progress=Silent())
     return timed, failed, ledger
 
 
@@ -112,6 +121,13 @@ def test_orders_that_are_far_behind_are_not_timed_in_every_round() -> None:
     assert found.sequential.count == 7
     # One that does not count, two that tell, and the rest; the double looks twice at each.
     assert {width: asked.count(width) // 2 for width in takes_us} == {1: 3, 2: 3, 4: 8, 8: 8, 16: 8, 32: 8, 64: 3}
+
+
+@pytest.mark.parametrize(("seconds", "made"), [(100.0, 40), (12.0, 11), (4.0, 7), (1.0, 3), (0.0, 3)])
+def test_rounds_that_take_far_longer_than_they_should_are_few(seconds: float, made: int) -> None:
+    timed, failed, _ = rounds(entrant(lambda schedule: 300.0), entrant(lambda schedule: 600.0), seconds=seconds)
+    assert failed == []
+    assert [item.sequential.count for item in timed] == [made, made]
 
 
 class _Products(SessionDouble):

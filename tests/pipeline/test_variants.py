@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,10 +27,11 @@ from autosched.datasets.journal import Journal, Scope
 from autosched.device.timing import summarize
 from autosched.device.variants import NO_TIME
 from autosched.pipeline import granularity, variants
+from autosched.pipeline.compiling import _refusal_notes, compile_variants
 from autosched.pipeline.granularity import Considered, considered
 from autosched.pipeline.left_out import left_out_sentence
 from autosched.pipeline.measuring import Ledger, _with_other_variants
-from autosched.pipeline.variants import VariantTimes, _chosen, _refusal_notes, try_variants
+from autosched.pipeline.variants import VariantTimes, _chosen, try_variants
 from autosched.search import fluid, simulate
 from autosched.search.problem import Problem
 from autosched.search.strategy import STRATEGIES, SearchContext
@@ -253,7 +255,7 @@ def test_what_ended_a_process_in_an_earlier_job_is_known_where_there_is_another_
             name = variant_signature(operator.signature, variant)
             broken = operator.index == 0 and width == failed[0] and failed[1] in (variant, None)
             journal.add_solo(name, width, failure if broken else record(name, width, 10.0))
-        found = variants._known(journal, graph, device_facts(key), offered, columns, 5, lambda *_: False)
+        found = variants._known(journal, graph, device_facts(key), offered, columns, 5, lambda *_: False, again=False)
     assert (found is not None) is known
     if found is not None:
         assert [item for row in found for item in row if isinstance(item, Failure)] == [failure]
@@ -292,9 +294,45 @@ def test_a_few_operators_do_not_tell_how_long_the_others_take_to_compile(compile
     operators = tuple(SimpleNamespace(index=place, name=f"op{place}") for place in range(8))
     program = SimpleNamespace(graph=SimpleNamespace(operators=operators), lowering=Lowering.FUSED)
     ledger = Ledger()
-    variants.compile_variants(Compiler(), program, ledger, Silent(), limit_s=10.0)  # type: ignore[arg-type]
+    compile_variants(Compiler(), program, ledger, Silent(), limit_s=10.0)  # type: ignore[arg-type]
     (item,) = ledger.left_out
     assert (item.what, item.told) == (f"compiling {8 - compiled} of 8 operators of fused", told)
     sentence = left_out_sentence(ledger.left_out, 60.0)
     assert ("--budget 90s should include all of it" in sentence) is told
     assert ("--budget above 60s, and this run cannot tell" in sentence) is not told
+
+
+def test_what_no_limit_ends_is_made_ready_while_the_compilers_are_at_work_and_they_have_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    asked: list[tuple[object, float | None]] = []
+
+    class Compiler:
+        """Kernels of our own take two seconds a column, compilers what they get."""
+
+        limits = SimpleNamespace(widths=(1, 2))
+
+        def offered(self) -> tuple[tuple[int, ...], ...]:
+            return ((Variant.CALLS, Variant.COMPILED), (Variant.CALLS, Variant.OWN_PRODUCT))
+
+        def begin_variants(self, columns: object, limit_s: float | None = None) -> None:
+            asked.append((columns, limit_s))
+
+        def prepare_variants(self, columns: object, limit_s: float | None = None) -> tuple[int, int]:
+            asked.append((columns, limit_s))
+            now_s[0] += limit_s or 0.0
+            return 1, 2
+
+        def compile_variant(self, width: int, variant: int, limit_s: float | None = None) -> dict[int, str]:
+            asked.append(((width, variant), limit_s))
+            now_s[0] += 2.0 if variant == Variant.OWN_PRODUCT else 0.0
+            return {0: ""}
+
+        def solo_variants(self, columns: object, *, repeats: int) -> list[list[SoloRecord | Failure]]:
+            raise AssertionError("nothing is timed here")
+
+    program = SimpleNamespace(graph=SimpleNamespace(operators=()), lowering=Lowering.FUSED)
+    compile_variants(Compiler(), program, Ledger(), Silent(), limit_s=10.0)  # type: ignore[arg-type]
+    own, compiled = int(Variant.OWN_PRODUCT), int(Variant.COMPILED)
+    both = [(1, compiled), (2, compiled)]
+    assert asked == [(both, 10.0), ((1, own), 10.0), ((2, own), 8.0), (both, 6.0), (both[0], 0.0), (both[1], 0.0)]

@@ -11,9 +11,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 
 import msgspec
@@ -26,20 +25,20 @@ from autosched.core.program import Program
 from autosched.core.program_json import encode_program
 from autosched.core.records import DeviceKey, SoftwareKey
 from autosched.core.variants import WHOLE, Lowering, Variant
-from autosched.runtime.calls import Kernel, Slots, compile_call
+from autosched.runtime.calls import Kernel, compile_call
 from autosched.runtime.cpu_kernels.steps import Weights, own_kernel, without_replaced
 from autosched.runtime.cpu_kernels.ways import WAYS
 from autosched.runtime.cuda import blas_lt, cudnn_fused, sm_share
 from autosched.runtime.host_key import numerics_key
 from autosched.runtime.inductor.common import Refused
 from autosched.runtime.inductor.hung import CompilerHung, compilers_limited
-from autosched.runtime.inductor.instructions import region_instructions
 from autosched.runtime.inductor.settings import settings_digest
-from autosched.runtime.inductor.source import Unrecognised
-from autosched.runtime.instructions import carrying
 from autosched.runtime.kernels import BoundProgram, joined
 from autosched.runtime.plan import Plan
-from autosched.runtime.regions.compile import Code, Entry, aligned, compile_piece, load_source, missing_compiler
+from autosched.runtime.regions.beside import Beside
+from autosched.runtime.regions.callers import caller, caller_on_cpu
+from autosched.runtime.regions.compile import Code, aligned, compile_piece, load_source, missing_compiler
+from autosched.runtime.regions.order import Wanted, gain_bytes, most_gain_first
 from autosched.runtime.regions.pieces import (
     UNCOMPILED,
     WITH_VARIANTS,
@@ -99,6 +98,7 @@ class RegionLibrary:
         self.processes = 1
         self._missing: str | None = None
         self._stopped = ""
+        self._beside: Beside | None = None
 
     def stop_compiling(self, reason: str) -> None:
         """Refuse from now on, for ``reason``, whatever is neither compiled yet nor kept by an earlier process."""
@@ -167,27 +167,42 @@ class RegionLibrary:
         """
         end_s = math.inf if limit_s is None else time.monotonic() + limit_s
         with self._lock.lock:
-            new = [item for item in dict.fromkeys(wanted) if item[2] not in UNCOMPILED and item not in self._kernels]
-            if not new or self._stopped or self._compiler_missing() or not self._settings_digest():
+            if self._beside is not None:
+                beside, self._beside = self._beside, None
+                for key, made in beside.found(beat):
+                    self._take(key, made)
                 return
-            jobs = self._jobs(new)
-            if not jobs:
-                return
-            count = worker_count(len(jobs), _free_device_bytes(self._device)) if workers is None else workers
-            if count < 2:
-                return
-            self.processes = max(self.processes, count)
-            keys = list(jobs)
-            # Finding out what the compiler can do may have taken seconds, too.
-            left_s = end_s - time.monotonic()
-            if left_s <= 0.0:
-                return
-            for made in compile_apart(self._opening, [jobs[key] for key in keys], count, beat, total_s=left_s):
-                self._take(keys[made.job.number], made)
+            for key, made in self._made(wanted, end_s, workers, beat):
+                self._take(key, made)
+
+    def begin(self, wanted: Sequence[tuple[int, int, int]], *, limit_s: float | None = None, workers: int | None = None) -> None:
+        """As :meth:`prepare`, which is to be called then and waits for what is begun here: other processes compile from now on."""
+        end_s = math.inf if limit_s is None else time.monotonic() + limit_s
+        with self._lock.lock:
+            self._beside = Beside(self._made(wanted, end_s, workers), self._store)
+
+    def _made(
+        self, wanted: Sequence[tuple[int, int, int]], end_s: float, workers: int | None, beat: Callable[[], None] = lambda: None
+    ) -> Iterable[tuple[str, Made]]:
+        """What other processes make of the regions behind ``wanted``, by key; nothing if they are not worth it, or there is no time."""
+        new = [item for item in dict.fromkeys(wanted) if item[2] not in UNCOMPILED and item not in self._kernels]
+        if not new or self._stopped or self._compiler_missing() or not self._settings_digest():
+            return ()
+        jobs = self._jobs(new)
+        count = worker_count(len(jobs), _free_device_bytes(self._device)) if workers is None else workers
+        # Finding out what the compiler can do may have taken seconds, too.
+        left_s = end_s - time.monotonic()
+        if not jobs or count < 2 or left_s <= 0.0:
+            return ()
+        self.processes = max(self.processes, count)
+        keys = list(jobs)
+        found = compile_apart(self._opening, list(jobs.values()), count, beat, total_s=left_s)
+        return ((keys[made.job.number], made) for made in found)
 
     def _jobs(self, wanted: Sequence[tuple[int, int, int]]) -> dict[str, Job]:
-        """The distinct regions that are neither here nor in the store, by key; equal regions of several operators are one."""
-        jobs: dict[str, Job] = {}
+        """The distinct regions that are neither here nor in the store, by key, most worth first; equal ones of operators are one."""
+        missing: dict[str, bool] = {}
+        found: list[Wanted] = []
         for operator, width, variant in wanted:
             if variant in UNCOMPILED or variant not in self.variants(operator):
                 continue
@@ -195,10 +210,12 @@ class RegionLibrary:
                 if not piece.compiled:
                     continue
                 key = self._key(digest, width, variant)
-                if key in jobs or key in self._codes or (self._store is not None and self._store.get(key) is not None):
-                    continue
-                jobs[key] = Job(len(jobs), operator, place, width, variant)
-        return jobs
+                if key not in missing:
+                    missing[key] = key not in self._codes and (self._store is None or self._store.get(key) is None)
+                if missing[key]:
+                    found.append(Wanted(key, operator, place, width, variant, gain_bytes(piece, self._program.graph)))
+        ordered = enumerate(most_gain_first(found))
+        return {item.key: Job(number, item.operator, item.place, item.width, item.variant) for number, item in ordered}
 
     def _take(self, key: str, made: Made) -> None:
         if made.refused:
@@ -273,7 +290,7 @@ class RegionLibrary:
             code = self._code(piece, digest, width, Variant(variant))
             if isinstance(code, Refused):
                 return code
-            steps.append(_on_cpu(code, piece, operator.name) if self._device.type == "cpu" else _caller(aligned(code.entry), piece))
+            steps.append(caller_on_cpu(code, piece, operator.name) if self._device.type == "cpu" else caller(aligned(code.entry), piece))
         return joined(steps, operator)
 
     def _by_own(self, index: int, width: int, variant: int, bound: BoundProgram | None) -> Kernel | Refused:
@@ -364,32 +381,3 @@ def region_scope(device: DeviceKey, software: SoftwareKey) -> str:
 
 def _free_device_bytes(device: torch.device) -> int | None:
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
-
-
-def _caller(entry: Entry, piece: Piece) -> Kernel:
-    reads, writes = piece.reads, piece.writes
-    if len(reads) > 1 and len(writes) == 1:
-        take, only = itemgetter(*reads), writes[0]
-
-        def run_one(slots: Slots) -> None:
-            slots[only] = entry(list(take(slots)))[0]
-
-        return run_one
-
-    def run(slots: Slots) -> None:
-        made = entry([slots[value] for value in reads])
-        for value, tensor in zip(writes, made, strict=True):
-            slots[value] = tensor
-
-    return run
-
-
-def _on_cpu(code: Code, piece: Piece, name: str) -> Kernel:
-    """The callable of a piece, with its instructions if the code is understood."""
-    kernel = _caller(code.entry, piece)
-    try:
-        namespace = getattr(code.entry, "__globals__", {})
-        return carrying(kernel, region_instructions(code.source, namespace, piece.reads, piece.writes))
-    except Unrecognised as error:
-        _log.debug("%s needs the interpreter: %s", name, error)
-        return kernel

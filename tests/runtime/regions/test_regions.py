@@ -22,7 +22,7 @@ from autosched.runtime.lanes import LaneExecutor
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
 from autosched.runtime.regions import compile as region_compile
-from autosched.runtime.regions import library as regions_module
+from autosched.runtime.regions.callers import caller_on_cpu
 from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.regions.pieces import piece_digest, pieces_of
 from autosched.runtime.regions.store import RegionStore
@@ -123,7 +123,7 @@ def test_compiled_regions_do_the_same_as_their_instructions(captured: Captured, 
     code = regions._codes.popitem()[1]
     assert isinstance(code, region_compile.Code)
     piece = next(piece for operator in graph.operators for piece in pieces_of(operator, graph) if piece.compiled)
-    assert instructions_of(regions_module._on_cpu(dataclasses.replace(code, source=""), piece, "region")) is None
+    assert instructions_of(caller_on_cpu(dataclasses.replace(code, source=""), piece, "region")) is None
 
 
 @needs_compiler
