@@ -55,7 +55,7 @@ def test_a_variant_whose_trial_loses_the_device_is_blamed_and_not_those_that_com
         def variants(self, operator: int) -> tuple[int, ...]:
             return (0, 1)
 
-        def kernel(self, operator: int, width: int, variant: int, bound: object) -> object:
+        def kernel(self, operator: int, width: int, variant: int, bound: object = None) -> object:
             if operator == 2:
                 cuda.lost = ILLEGAL
             return Refused(f"it does not run: {cuda.lost}") if cuda.lost else SimpleNamespace()
