@@ -69,25 +69,6 @@ struct End {
   bool last = true;
 };
 
-// The same of sums that others are added to, and that lie in memory: those of ``vectors`` of features for each of ``count`` rows from ``first`` on. An
-// activation is still to follow. Takes more code than should stand in each of the many copies of what makes sums.
-__attribute__((noinline)) void finish(const Vector* sums, int count, int vectors, const Rows& rows, int64_t first, const End& end) {
-  for (int row = 0; row < count; ++row) {
-    for (int place = 0; place < vectors; ++place) {
-      const int64_t vector = place * kLanes, some = end.features - vector, to = (first + row) * rows.features + vector;
-      if (some <= 0) break;
-      Vector value = sums[row * vectors + place];
-      if (rows.more) value += load_some(rows.made + to, some);
-      if (end.last) {
-        if (end.bias != nullptr) value += load_some(end.bias + vector, some);
-        if (end.residual != nullptr) value += load_some(end.residual + to, some);
-        value = end.follows.limited(value);
-      }
-      store_some(rows.made + to, value, some);
-    }
-  }
-}
-
 // ``Count`` rows of a block of ``Vectors``: every sum over channels in their order, so that it does not depend on what else is computed.
 // ``ahead``: what is fetched meanwhile, ``step`` bytes with each channel.
 template <typename Factors, int Count, int Vectors, bool Turned>
@@ -119,33 +100,28 @@ void block_rows(const Rows& rows, int64_t first, const typename Factors::Weight*
     }
     return;
   }
-  // Of most sums a result is made here; a residual is what is added last.
-  const auto write = [&](auto added) __attribute__((always_inline)) {
+  // Where others are added later, nothing else happens to sums. Nothing is added with a minus zero, which leaves even that as it is.
+  const Follows follows = end.last ? end.follows : Follows{};
+  const auto write = [&](auto plain) __attribute__((always_inline)) {
 #pragma GCC unroll 2
     for (int place = 0; place < Vectors; ++place) {
       const int64_t vector = place * kLanes;
-      const Some here(end.features - vector);
-      // Nothing is added with a minus zero, which leaves even that as it is.
-      const Vector bias = end.bias == nullptr ? spread(-0.0f) : here.load(end.bias + vector);
+      const Some<plain.value> here(end.features - vector);
+      const Vector bias = end.bias == nullptr || !end.last ? spread(-0.0f) : here.load(end.bias + vector);
 #pragma GCC unroll 16
       for (int row = 0; row < Count; ++row) {
         const int64_t to = (first + row) * rows.features + vector;
-        Vector value = sums[row][place] + bias;
-        if constexpr (added.value) value += here.load(end.residual + to);
-        here.store(rows.made + to, end.follows.limited(value));
+        Vector value = sums[row][place];
+        if (!plain.value && rows.more) value += here.load(rows.made + to);
+        value += bias;
+        if (!plain.value && end.last && end.residual != nullptr) value += here.load(end.residual + to);
+        here.store(rows.made + to, follows.limited(value));
       }
     }
   };
-  if (!end.last || rows.more) {
-    // Of these alone the sums need to lie in memory.
-    Vector kept[Count][Vectors];
-    std::copy_n(&sums[0][0], Count * Vectors, &kept[0][0]);
-    finish(&kept[0][0], Count, Vectors, rows, first, end);
-  } else if (end.residual != nullptr) {
-    write(std::true_type{});
-  } else {
-    write(std::false_type{});
-  }
+  // Most are whole, and made of these sums alone: two questions less for each of them.
+  const bool plain = !rows.more && (end.residual == nullptr || !end.last) && end.features >= Vectors * kLanes;
+  plain ? write(std::true_type{}) : write(std::false_type{});
   if (end.last && end.follows.activation != Activation::kNone) end.follows.over(rows.made + first * rows.features, Count, rows.features, end.features);
 }
 

@@ -75,18 +75,19 @@ void store_some(float* to, Vector value, int64_t count) {
 #endif
 }
 
-// The same, asked for once, of several vectors.
+// The same of several vectors, asked for once; ``All``: they are whole.
+template <bool All>
 class Some {
  public:
 #if defined(__AVX512F__)
   explicit Some(int64_t count) : mask(static_cast<__mmask16>(count >= kLanes ? 0xffff : (1u << count) - 1)) {}
-  Vector load(const float* from) const { return _mm512_maskz_loadu_ps(mask, from); }
-  void store(float* to, Vector value) const { _mm512_mask_storeu_ps(to, mask, value); }
+  Vector load(const float* from) const { return All ? ::load<Vector>(from) : static_cast<Vector>(_mm512_maskz_loadu_ps(mask, from)); }
+  void store(float* to, Vector value) const { All ? ::store(to, value) : _mm512_mask_storeu_ps(to, mask, value); }
 
  private:
   const __mmask16 mask;
 #else
-  explicit Some(int64_t count) : count(count) {}
+  explicit Some(int64_t count) : count(All ? kLanes : count) {}
   Vector load(const float* from) const { return load_some(from, count); }
   void store(float* to, Vector value) const { store_some(to, value, count); }
 
