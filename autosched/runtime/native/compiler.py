@@ -142,6 +142,7 @@ def compiler() -> list[str]:
 def _run(commands: Sequence[Sequence[str]], deadline: float) -> str:
     """Why one of the commands did not do what it should; empty if all did. As many run at a time as there are cores."""
     waiting, running = list(commands), list[tuple[Sequence[str], subprocess.Popen[bytes], IO[bytes]]]()
+    said: IO[bytes]
     with contextlib.ExitStack() as opened:
         try:
             while waiting or running:
