@@ -29,6 +29,13 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOSCHED_CACHE", str(tmp_path / "cache"))
 
 
+def test_what_is_left_at_the_end_is_not_looked_through() -> None:
+    """With a captured model the interpreter took up to eight seconds for that, behind the last line."""
+    look = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 0)); from autosched.cli import main; main(['--version'])"
+    done = subprocess.run([sys.executable, "-P", "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True"
+
+
 @pytest.mark.parametrize("arguments", [["models"], ["--version"], ["tune", "--help"], ["models", "--json"], ["cache"]], ids=" ".join)
 def test_a_reader_that_leaves_is_no_mistake(arguments: list[str]) -> None:
     reading, writing = os.pipe()

@@ -6,8 +6,10 @@ that doctor found, 129 its terminal was closed (SIGHUP), 130 interrupted, 143 as
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
+import gc
 import logging
 import sys
 from typing import Annotated
@@ -60,6 +62,8 @@ for commands in (tuning, bundles, cache, costmodel, machine):
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit the process."""
+    # The interpreter looks through all that there is several times as it ends, for seconds where PyTorch has captured a model.
+    atexit.register(gc.freeze)
     handler = _ToStderr()
     handler.setFormatter(logging.Formatter("autosched: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
