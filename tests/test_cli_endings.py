@@ -31,7 +31,9 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_left_at_the_end_is_not_looked_through() -> None:
     """With a captured model the interpreter took up to eight seconds for that, behind the last line."""
-    look = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 0)); from autosched.cli import main; main(['--version'])"
+    look = (
+        "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 0)); from autosched.cli import main; main(['--version'])"
+    )
     done = subprocess.run([sys.executable, "-P", "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "True"
 
