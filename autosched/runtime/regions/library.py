@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,12 +179,15 @@ class RegionLibrary:
         """As :meth:`prepare`, which is to be called then and waits for what is begun here: other processes compile from now on."""
         end_s = math.inf if limit_s is None else time.monotonic() + limit_s
         with self._lock.lock:
-            self._beside = Beside(self._made(wanted, end_s, workers), self._store)
+            self._beside = Beside(self._made(wanted, end_s, workers))
 
     def _made(
         self, wanted: Sequence[tuple[int, int, int]], end_s: float, workers: int | None, beat: Callable[[], None] = lambda: None
     ) -> Iterable[tuple[str, Made]]:
-        """What other processes make of the regions behind ``wanted``, by key; nothing if they are not worth it, or there is no time."""
+        """What other processes make of the regions behind ``wanted``, by key; nothing if they are not worth it, or there is no time.
+
+        Each is kept as it comes: this process may be lost to what it does meanwhile.
+        """
         new = [item for item in dict.fromkeys(wanted) if item[2] not in UNCOMPILED and item not in self._kernels]
         if not new or self._stopped or self._compiler_missing() or not self._settings_digest():
             return ()
@@ -197,7 +200,15 @@ class RegionLibrary:
         self.processes = max(self.processes, count)
         keys = list(jobs)
         found = compile_apart(self._opening, list(jobs.values()), count, beat, total_s=left_s)
-        return ((keys[made.job.number], made) for made in found)
+
+        def kept() -> Iterator[tuple[str, Made]]:
+            for made in found:
+                key = keys[made.job.number]
+                if made.source and self._store is not None:
+                    self._store.put(key, made.source)
+                yield key, made
+
+        return kept()
 
     def _jobs(self, wanted: Sequence[tuple[int, int, int]]) -> dict[str, Job]:
         """The distinct regions that are neither here nor in the store, by key, most worth first; equal ones of operators are one."""
@@ -222,8 +233,6 @@ class RegionLibrary:
             self._codes[key] = Refused(made.refused)
         elif made.source:
             self.compiled += 1
-            if self._store is not None:
-                self._store.put(key, made.source)
             loaded = load_source(made.source, key[:16])
             if not isinstance(loaded, Refused):
                 self._codes[key] = loaded
