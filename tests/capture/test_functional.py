@@ -20,8 +20,6 @@ from autosched.runtime.kernels import bind
 from autosched.runtime.trees import output_tensors, packed_outputs
 
 aten = torch.ops.aten
-# PyTorch's own use of its own deprecated class.
-pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec:FutureWarning")
 
 
 class Of(nn.Module):
