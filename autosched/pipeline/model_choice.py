@@ -28,6 +28,8 @@ from autosched.runtime.native.build import engine_to_come
 
 _log = logging.getLogger(__name__)
 
+_SIZES = {"cpu": ("cores", "cores"), "cuda": ("sm_count", "multiprocessors")}
+"""What two operators share, by kind of device, and what people call it: how much there is decides whether one waits for the other."""
 NONE_YET = "no model was trained for this device: 'autosched collect -o runs', then 'autosched train runs'"
 
 
@@ -110,6 +112,8 @@ def model_in_use(key: DeviceKey, engine: Engine | None) -> Judged:
             _log.warning("the cost model in %s is not used: %s", folder, error)
             refused.append(Judged(None, "analytic", f"the one in {folder} cannot be read"))
             continue
+        if judged.folder is not None and not judged.own and (why := _other_size(folder, key)):
+            judged = Judged(None, "analytic", why)
         if judged.folder is not None and (judged.own or not settled):
             return judged
         # What was found out on this very device is not for others of its name to overrule.
@@ -200,12 +204,27 @@ def _is_of(folder: Path, card: Card, key: DeviceKey) -> bool:
     """
     if card.origins:
         return key.digest in card.origins
-    if folder.name == key.digest:
-        return True
+    return folder.name == key.digest or _shipped_for(folder) == key
+
+
+def _shipped_for(folder: Path) -> DeviceKey | None:
+    """The device of a model that ships, as is said beside its runs."""
     try:
-        return decode_json((folder.parent / "about.json").read_bytes(), _About).device == key
+        return decode_json((folder.parent / "about.json").read_bytes(), _About).device
     except (OSError, msgspec.MsgspecError):
-        return False
+        return None
+
+
+def _other_size(folder: Path, key: DeviceKey) -> str:
+    """Why a model that ships for a device of this name is not for this one; empty if it is.
+
+    It was judged on a device on which two operators had, say, two cores: how they share sixteen, it has never seen.
+    """
+    device, (size, said) = _shipped_for(folder), _SIZES.get(key.kind, ("", ""))
+    there, here = dict(device.details).get(size) if device is not None else None, dict(key.details).get(size)
+    if there is None or here is None or there == here:
+        return ""
+    return f"the model that ships for {key.name} was trained on {there} {said}, and here there are {here}"
 
 
 def _shipped(key: DeviceKey, engine: Engine | None) -> list[Path]:

@@ -232,11 +232,22 @@ def test_what_was_trained_and_refused_here_is_not_overruled_by_a_shipped_model_o
 
 
 def test_a_shipped_model_of_other_lanes_gives_way_to_one_of_these(shipped: Path, tmp_path: Path) -> None:
-    other = dataclasses.replace(CPU, details=(("cores", "4"),))
+    other = dataclasses.replace(CPU, details=(("cores", "2"), ("vector", "narrow")))
     ship(shipped, "a_own", tmp_path, CPU, engine=Engine.PYTHON)
     ship(shipped, "b_other", tmp_path, other)
     assert model_in_use(CPU, Engine.NATIVE).folder == shipped / "b_other" / "model"
     assert model_in_use(CPU, Engine.PYTHON).folder == shipped / "a_own" / "model"
+
+
+def test_a_model_that_ships_for_fewer_cores_is_not_used_unless_it_is_named(shipped: Path, tmp_path: Path) -> None:
+    ship(shipped, "two", tmp_path, CPU)
+    larger = dataclasses.replace(CPU, details=(("cores", "16"),))
+    judged = model_in_use(larger, Engine.NATIVE)
+    assert judged.folder is None
+    assert not judged.settled
+    assert judged.why == "the model that ships for a processor was trained on 2 cores, and here there are 16"
+    assert model_in_use(CPU, Engine.NATIVE).folder == shipped / "two" / "model"
+    assert choose_model(larger, Engine.NATIVE, shipped / "two" / "model").model is not None
 
 
 @pytest.mark.parametrize("folder", sorted(path.parent.name for path in DATA.glob("*/model")))
