@@ -145,8 +145,12 @@ class Device(Protocol):
 class StartsEarly(Protocol):
     """A device whose measuring process can be started before there is a program for it."""
 
-    def start_early(self, *, timeout_s: float) -> None:
-        """Start the process of the next :meth:`Device.open` with this ``timeout_s``, and do not wait for it. No second one is started."""
+    def start_early(self, *, timeout_s: float, compiling: bool = False) -> None:
+        """Start the process of the next :meth:`Device.open` with this ``timeout_s``, and do not wait for it. No second one is started.
+
+        Args:
+            compiling: that program will have regions to compile: where there are cores to spare, compilers may be started, too.
+        """
 
     def drop_early(self) -> None:
         """End a process that no ``open`` has taken. May be called twice."""

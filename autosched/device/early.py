@@ -18,11 +18,11 @@ class EarlyWorker:
         self._make = make
         self._early: Worker | None = None
 
-    def start_early(self, *, timeout_s: float) -> None:
+    def start_early(self, *, timeout_s: float, compiling: bool = False) -> None:
         """As ``base.StartsEarly.start_early``."""
         if self._early is None:
             self._early = self._make(timeout_s)
-            self._early.start()
+            self._early.start(compiling=compiling)
 
     def drop_early(self) -> None:
         """As ``base.StartsEarly.drop_early``."""

@@ -148,7 +148,7 @@ def _captured_early(device: Device, lowering: Lowering, original: Original, limi
     """As ``capture_as``, while the measuring process imports what it needs."""
     if not isinstance(device, StartsEarly):
         return capture_as(lowering, original, device, limit_s)
-    device.start_early(timeout_s=_TIMEOUT_S)
+    device.start_early(timeout_s=_TIMEOUT_S, compiling=lowering is Lowering.FUSED)
     captured: Captured | NotHad | None = None
     try:
         captured = capture_as(lowering, original, device, limit_s)

@@ -109,7 +109,7 @@ def test_a_model_that_its_device_cannot_hold_is_left_out_and_leaves_no_process(t
     said: list[str] = []
 
     class Gpu(Device):
-        def start_early(self, *, timeout_s: float) -> None:
+        def start_early(self, *, timeout_s: float, compiling: bool = False) -> None:
             said.append("start")
 
         def drop_early(self) -> None:

@@ -39,7 +39,7 @@ class Device:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def start_early(self, *, timeout_s: float) -> None:
+    def start_early(self, *, timeout_s: float, compiling: bool = False) -> None:
         self.asked.append(f"start {timeout_s:.0f}")
 
     def drop_early(self) -> None:

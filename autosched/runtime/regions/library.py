@@ -38,6 +38,7 @@ from autosched.runtime.plan import Plan
 from autosched.runtime.regions.beside import Beside
 from autosched.runtime.regions.callers import caller, caller_on_cpu
 from autosched.runtime.regions.compile import Code, aligned, compile_piece, load_source, missing_compiler
+from autosched.runtime.regions.compilers import end_ahead
 from autosched.runtime.regions.order import Wanted, gain_bytes, most_gain_first
 from autosched.runtime.regions.pieces import (
     UNCOMPILED,
@@ -190,12 +191,14 @@ class RegionLibrary:
         """
         new = [item for item in dict.fromkeys(wanted) if item[2] not in UNCOMPILED and item not in self._kernels]
         if not new or self._stopped or self._compiler_missing() or not self._settings_digest():
+            end_ahead()
             return ()
         jobs = self._jobs(new)
         count = worker_count(len(jobs), _free_device_bytes(self._device)) if workers is None else workers
         # Finding out what the compiler can do may have taken seconds, too.
         left_s = end_s - time.monotonic()
         if not jobs or count < 2 or left_s <= 0.0:
+            end_ahead()
             return ()
         self.processes = max(self.processes, count)
         keys = list(jobs)

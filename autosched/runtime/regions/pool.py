@@ -14,37 +14,34 @@ import logging
 import math
 import os
 import selectors
-import signal
-import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from autosched.config import compile_workers, region_limit_s
 from autosched.core.decoding import decode_json
-from autosched.core.python_command import python_command
 from autosched.core.scratch import Scratch
 from autosched.runtime.cores import usable_cores
 from autosched.runtime.inductor.unfinished import remove_unfinished
 from autosched.runtime.memory_limit import free_in_groups
-from autosched.runtime.orphans import start_tied
+from autosched.runtime.regions.compilers import Compiler, start_compiler, take_ahead
 from autosched.runtime.regions.worker import Job, Opening, Result
 
 _log = logging.getLogger(__name__)
 
-OPENING_LIMIT_S = 120.0
 REGION_LIMIT_S = 240.0
 # Starting a process costs about what a region does.
 _LEAST_JOBS = 4
 _JOBS_EACH = 2
+_MOST_AHEAD = 8
 MOST_LATE = 2
 """Regions without a result in time: one may be too large for the compiler, more in a row mean that the compiler hangs."""
 _WORKER_BYTES = 2 << 30
 _POLL_S = 0.25
-_DYING_S = 10.0  # until a process that has closed its pipes is gone: one that used a GPU, or much memory, takes a while
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -80,6 +77,14 @@ def worker_count(jobs: int, free_device_bytes: int | None = None) -> int:
     return 1 if jobs < _LEAST_JOBS else min(most, math.ceil(jobs / _JOBS_EACH))
 
 
+def count_ahead() -> int:
+    """How many to start while the model is still captured, which has a core, and the process that asks another one; 0: none can be spared.
+
+    With eight at work, those that are started later are not missed.
+    """
+    return max(0, min(worker_count(sys.maxsize), usable_cores() - 2, _MOST_AHEAD))
+
+
 def compile_apart(
     opening: Callable[[Path], Opening],
     jobs: Sequence[Job],
@@ -106,53 +111,38 @@ def compile_apart(
             lock = folder / "turn"
             lock.touch()
             opening_file = folder / "opening.json"
-            opening_file.write_bytes(msgspec.json.encode(opening(lock)))
+            told = opening(lock)
+            opening_file.write_bytes(msgspec.json.encode(told))
         except OSError as error:
             _log.info("no process to compile regions in: %s", error)
             yield from map(Made, jobs)
             return
-        pool = _Pool(opening_file, list(jobs), workers, limit_s, plugin)
+        pool = _Pool(opening_file, told.device.partition(":")[0], list(jobs), workers, limit_s, plugin)
         try:
             yield from pool.run(beat, math.inf if total_s is None else time.monotonic() + total_s)
         finally:
             pool.close()
 
 
-@dataclass
-class _Worker:
-    """One process and what it works on; ``job`` is ``None`` until it is open."""
-
-    process: subprocess.Popen[bytes]
-    answers: int
-    deadline_s: float
-    limit_s: float
-    job: Job | None = None
-    buffer: bytearray = field(default_factory=bytearray)
-
-    def take_line(self) -> bytes | None:
-        end = self.buffer.find(b"\n")
-        if end < 0:
-            return None
-        line = bytes(self.buffer[:end])
-        del self.buffer[: end + 1]
-        return line
-
-
 class _Pool:
-    def __init__(self, opening_file: Path, jobs: list[Job], workers: int, limit_s: float, plugin: Path | None) -> None:
+    def __init__(self, opening_file: Path, kind: str, jobs: list[Job], workers: int, limit_s: float, plugin: Path | None) -> None:
         self._opening_file = opening_file
+        self._kind = kind
         self._waiting = jobs[::-1]
         self._most = workers
         self._limit_s = limit_s
         self._plugin = plugin
-        self._workers: list[_Worker] = []
+        self._workers: list[Compiler] = []
         self._interrupted = False  # whether a process was ended at work
         self._late = 0  # jobs in a row that had no result within their limit
         self._selector = selectors.DefaultSelector()
 
     def run(self, beat: Callable[[], None], end_s: float) -> Iterator[Made]:
-        for _ in range(min(self._most, len(self._waiting))):
-            self._start()
+        most = min(self._most, len(self._waiting))
+        for worker in take_ahead(self._kind, most if self._plugin is None else 0):
+            self._open(worker)
+        while len(self._workers) < most and self._start():
+            pass
         while self._workers and time.monotonic() < end_s:
             beat()
             nearest_s = min(worker.deadline_s for worker in self._workers) - time.monotonic()
@@ -175,36 +165,21 @@ class _Pool:
         if self._interrupted:
             remove_unfinished()
 
-    def _start(self) -> None:
-        try:
-            answers, theirs = os.pipe()
-        except OSError as error:
-            _log.info("no process to compile regions in: %s", error)
-            return
-        code = "from autosched.runtime.regions.worker import main; main()"
-        try:
-            process = start_tied(
-                python_command(code, str(theirs), str(self._opening_file), str(self._plugin or "")),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                pass_fds=(theirs,),
-            )
-        except OSError as error:
-            os.close(answers)
-            _log.info("no process to compile regions in: %s", error)
-            return
-        finally:
-            os.close(theirs)
-        worker = _Worker(process, answers, time.monotonic() + OPENING_LIMIT_S, OPENING_LIMIT_S)
-        self._workers.append(worker)
-        self._selector.register(answers, selectors.EVENT_READ, worker)
+    def _start(self) -> bool:
+        worker = start_compiler(self._kind, self._plugin)
+        if worker is not None:
+            self._open(worker)
+        return worker is not None
 
-    def _read(self, worker: _Worker) -> Iterator[Made]:
+    def _open(self, worker: Compiler) -> None:
+        worker.open(self._opening_file)
+        self._workers.append(worker)
+        self._selector.register(worker.answers, selectors.EVENT_READ, worker)
+
+    def _read(self, worker: Compiler) -> Iterator[Made]:
         data = os.read(worker.answers, 1 << 20)
         if not data:
-            yield from self._lost(worker, _how_it_ended(worker.process))
+            yield from self._lost(worker, worker.how_it_ended())
             return
         worker.buffer += data
         line = worker.take_line()
@@ -222,19 +197,14 @@ class _Pool:
             yield Made(job, result.source, result.refused)
         self._give(worker)
 
-    def _give(self, worker: _Worker) -> None:
+    def _give(self, worker: Compiler) -> None:
         if not self._waiting:
             # At once, and not when the others are done: it holds memory, on a GPU too.
             self._end(worker)
             return
-        worker.job = self._waiting.pop()
-        worker.limit_s = self._limit_s
-        worker.deadline_s = time.monotonic() + self._limit_s
-        assert worker.process.stdin is not None
-        with contextlib.suppress(OSError):  # it has died: the end of its answers says so
-            worker.process.stdin.write(msgspec.json.encode(worker.job) + b"\n")
+        worker.give(self._waiting.pop(), self._limit_s)
 
-    def _lost(self, worker: _Worker, how: str) -> Iterator[Made]:
+    def _lost(self, worker: Compiler, how: str) -> Iterator[Made]:
         job = worker.job
         self._end(worker)
         if job is None:
@@ -257,31 +227,13 @@ class _Pool:
         for job in rest:
             yield Made(job, refused=f"given up after {self._late} regions in a row had no result within {self._limit_s:g} s")
 
-    def _end(self, worker: _Worker) -> None:
+    def _end(self, worker: Compiler) -> None:
         if worker not in self._workers:
             return
         self._interrupted |= worker.job is not None
         self._workers.remove(worker)
         self._selector.unregister(worker.answers)
-        # The group first: once the leader is reaped, its number may mean somebody else.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(worker.process.pid, signal.SIGKILL)
-        if worker.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                worker.process.stdin.close()
-        worker.process.wait()
-        os.close(worker.answers)
-
-
-def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_DYING_S)
-    status = process.returncode
-    if status is None or status >= 0:
-        return f"it ended with status {status}"
-    with contextlib.suppress(ValueError):
-        return f"it was killed by {signal.Signals(-status).name}"
-    return f"it was killed by signal {-status}"
+        worker.end()
 
 
 def _free_host_bytes() -> int | None:

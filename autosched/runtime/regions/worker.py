@@ -41,6 +41,12 @@ class Opening(msgspec.Struct, frozen=True):
     lock_file: bytes
 
 
+class OpeningFile(msgspec.Struct, frozen=True):
+    """The first thing that such a process is told: the file of its :class:`Opening`, whose name need not be UTF-8."""
+
+    path: bytes
+
+
 class Job(msgspec.Struct, frozen=True):
     """One region: a piece of an operator (``regions.pieces.pieces_of``), for so many threads, in a variant."""
 
@@ -65,7 +71,6 @@ class Result(msgspec.Struct, frozen=True):
 class _Compiler:
     def __init__(self, opening: Opening) -> None:
         import torch
-        import torch._inductor.compile_fx  # as the first region would
 
         from autosched.core.program_json import decode_program
         from autosched.runtime.regions.pieces import pieces_of
@@ -80,18 +85,12 @@ class _Compiler:
         """Why this process cannot stand in for the one that asked, or an empty string."""
         import torch
 
-        # Each of these processes is one of a team as large as the machine; before anything of Inductor that would start such a team itself.
-        import torch._inductor.config as inductor_config
-
         from autosched.runtime.host_key import apply_numerics
         from autosched.runtime.inductor.settings import settings_digest
 
         device = torch.device(opening.device)
         if device.index:
             torch.cuda.set_device(device)
-        # Not 1 on a GPU: Triton then compiles in this process, and with PyTorch 2.11 its second kernel here was a compilation error.
-        inductor_config.compile_threads = 2 if device.type == "cuda" else 1
-        torch.set_num_threads(1)
         apply_numerics(opening.numerics)
         if settings_digest(device.type) != opening.settings:
             return "its settings of PyTorch or Inductor are others"
@@ -114,6 +113,22 @@ class _Compiler:
         return Result(job.number, refused=made.reason) if isinstance(made, Refused) else Result(job.number, made.source)
 
 
+def _import(kind: str) -> None:
+    """What the first region would import, for a ``kind`` of device."""
+    import torch
+
+    # Each of these processes is one of a team as large as the machine; before anything of Inductor that would start such a team itself.
+    import torch._inductor.config as inductor_config
+
+    # Not 1 on a GPU: Triton then compiles in this process, and with PyTorch 2.11 its second kernel here was a compilation error.
+    inductor_config.compile_threads = 2 if kind == "cuda" else 1
+    torch.set_num_threads(1)
+    import torch._inductor.compile_fx
+
+    import autosched.core.program_json
+    import autosched.runtime.regions.compile  # noqa: F401
+
+
 def _read_lines(descriptor: int, into: SimpleQueue[bytes]) -> None:
     with os.fdopen(descriptor, "rb") as file:
         for line in file:
@@ -131,7 +146,7 @@ def _run_plugin(path: Path) -> None:
 
 def main() -> None:
     """Serve until the input ends."""
-    answers, opening_file, plugin = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    answers, kind, plugin = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     requests = begin_serving(answers)
     lines: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_read_lines, args=(requests, lines), name="autosched-region-jobs", daemon=True).start()
@@ -142,15 +157,23 @@ def main() -> None:
         while data:
             data = data[output.write(data) :]
 
+    refusal = ""
+    try:
+        _import(kind)
+    except Exception as error:
+        refusal = f"{type(error).__name__}: {error}"
+    # It may have been started before there was anything to compile.
+    opening_file = Path(os.fsdecode(decode_json(lines.get(), OpeningFile).path))
     opening = decode_json(opening_file.read_bytes(), Opening)
     compilers_write_into(opening_file.parent)
+    compiler = None
     try:
         if plugin:
             _run_plugin(Path(plugin))
-        refusal = _Compiler.refusal(opening)
+        refusal = refusal or _Compiler.refusal(opening)
         compiler = None if refusal else _Compiler(opening)
     except Exception as error:
-        refusal, compiler = f"{type(error).__name__}: {error}", None
+        refusal = f"{type(error).__name__}: {error}"
     imports_done()
     answer(Result(-1, refused=refusal))
     while compiler is not None:

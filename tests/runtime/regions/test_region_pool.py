@@ -29,10 +29,12 @@ from autosched.runtime.inductor.turns import turns, wait_for_turns
 from autosched.runtime.kernels import random_inputs
 from autosched.runtime.numerics import compare
 from autosched.runtime.plan import make_plan
+from autosched.runtime.regions import compilers
 from autosched.runtime.regions import library as regions
 from autosched.runtime.regions import pool as region_pool
+from autosched.runtime.regions.compilers import end_ahead, start_ahead, take_ahead
 from autosched.runtime.regions.library import RegionLibrary
-from autosched.runtime.regions.pool import compile_apart, worker_count
+from autosched.runtime.regions.pool import compile_apart, count_ahead, worker_count
 from autosched.runtime.regions.store import RegionStore
 from autosched.runtime.regions.worker import Job, Opening
 from autosched.runtime.widths import WidePrograms
@@ -85,7 +87,28 @@ def outputs(captured: Captured, library: RegionLibrary) -> list[torch.Tensor]:
     return programs.for_plan(plan).run(random_inputs(captured.program, 3))
 
 
-def test_other_processes_compile_what_this_one_would_and_it_is_kept(tmp_path: Path) -> None:
+@pytest.fixture
+def ahead() -> Iterator[Callable[[int], list[int]]]:
+    """Starts processes for a CPU ahead; their ids."""
+
+    def start(count: int) -> list[int]:
+        start_ahead("cpu", count)
+        return [compiler.process.pid for _, compiler in compilers._ahead]
+
+    yield start
+    end_ahead()
+
+
+def lives(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def test_other_processes_compile_what_this_one_would_and_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: Callable[[int], list[int]]
+) -> None:
     captured = capture(Two().eval(), (torch.randn(16, 16),), lowering=Lowering.FUSED)
     alone = RegionLibrary(captured.program, CPU, "scope", RegionStore(tmp_path / "alone"))
     wanted = everything(captured, alone)
@@ -94,7 +117,20 @@ def test_other_processes_compile_what_this_one_would_and_it_is_kept(tmp_path: Pa
     expected = outputs(captured, alone)
     beats: list[int] = []
     shared = RegionLibrary(captured.program, CPU, "scope", RegionStore(tmp_path / "shared"))
+    # One that was started before there was anything to compile is the first.
+    started: list[str] = []
+    start = compilers.start_compiler
+
+    def counted(kind: str, plugin: Path | None) -> compilers.Compiler | None:
+        started.append(kind)
+        return start(kind, plugin)
+
+    monkeypatch.setattr(region_pool, "start_compiler", counted)
+    pids = ahead(1)
+    assert ahead(2) == pids
     shared.prepare(wanted, lambda: beats.append(1), workers=2)
+    assert started == ["cpu"]
+    assert not any(map(lives, pids))
     assert beats
     assert (shared.compiled, shared.reused, shared.processes) == (alone.compiled, 0, 2)
     assert shared.compiled < len(wanted)  # equal regions are compiled once
@@ -197,6 +233,21 @@ def test_where_the_settings_are_others_no_process_helps(captured: Captured, tmp_
     assert len(asked) < len(found)
 
 
+def test_processes_that_were_started_ahead_end_where_there_is_nothing_to_compile(
+    captured: Captured, ahead: Callable[[int], list[int]]
+) -> None:
+    library = RegionLibrary(captured.program, CPU, "scope", None)
+    pids = ahead(2)
+    assert all(map(lives, pids))
+    library.prepare([(0, 1, Variant.CALLS)])
+    assert not any(map(lives, pids))
+    # Those for another kind of device are of no use.
+    start_ahead("cuda", 1)
+    pids = ahead(1)
+    assert not take_ahead("cpu", 1)
+    assert not any(map(lives, pids))
+
+
 def fake_opening(lock: Path) -> Opening:
     return Opening("", "cpu", "", (), os.fsencode(lock))
 
@@ -205,7 +256,7 @@ def jobs(count: int) -> list[Job]:
     return [Job(number, 0, 0, 1, int(Variant.COMPILED)) for number in range(count)]
 
 
-@pytest.mark.parametrize(("where", "name"), [(region_pool.subprocess, "Popen"), (region_pool.os, "pipe"), (region_pool, "Scratch")])
+@pytest.mark.parametrize(("where", "name"), [(compilers.subprocess, "Popen"), (compilers.os, "pipe"), (region_pool, "Scratch")])
 def test_processes_that_do_not_start_leave_the_jobs_to_whoever_asked(where: object, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError("no more processes")
@@ -225,8 +276,9 @@ def test_a_folder_for_temporary_files_whose_name_is_no_utf_8_is_as_good(
     told: list[Opening] = []
 
     class Reading(region_pool._Pool):
-        def _start(self) -> None:
+        def _start(self) -> bool:
             told.append(decode_json(self._opening_file.read_bytes(), Opening))
+            return False
 
     monkeypatch.setattr(region_pool, "_Pool", Reading)
     assert len(list(compile_apart(library._opening, jobs(3), 1))) == 3
@@ -245,14 +297,15 @@ def test_processes_end_when_the_one_that_asked_stops_listening(captured: Capture
     start = region_pool._Pool._start
 
     class Counting(region_pool._Pool):
-        def _start(self) -> None:
-            start(self)
+        def _start(self) -> bool:
+            started = start(self)
             pids.append(self._workers[-1].process.pid)
+            return started
 
     found: Sequence[Job] = list(library._jobs(everything(captured, library)).values())
     opening_file = tmp_path / "opening.json"
     opening_file.write_bytes(b"{}")
-    pool = Counting(opening_file, list(found), 2, 60.0, None)
+    pool = Counting(opening_file, "cpu", list(found), 2, 60.0, None)
     running = pool.run(lambda: None, math.inf)
     answers: Callable[[], object] = functools.partial(next, running, None)
     answers()
@@ -278,6 +331,12 @@ def test_the_number_of_processes_has_bounds(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("AUTOSCHED_COMPILE_WORKERS")
     monkeypatch.setattr(region_pool, "usable_cores", lambda: 1)
     assert worker_count(1000) == 1
+    cores = (1, 2, 4, 16)
+    counts = []
+    for count in cores:
+        monkeypatch.setattr(region_pool, "usable_cores", lambda count=count: count)
+        counts.append(count_ahead())
+    assert counts == [0, 0, 2, 8]
     monkeypatch.setattr(region_pool, "usable_cores", lambda: 8)
     monkeypatch.setattr(region_pool, "_free_host_bytes", lambda: 1 << 20)
     assert worker_count(1000) == 1
