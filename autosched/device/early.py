@@ -12,17 +12,19 @@ class EarlyWorker:
 
     Args:
         make: a worker that has not started, with the given patience in seconds.
+        compiling_for: the kind of device, where nothing that is measured at first is disturbed by compilers beside it.
     """
 
-    def __init__(self, make: Callable[[float], Worker]) -> None:
+    def __init__(self, make: Callable[[float], Worker], compiling_for: str = "") -> None:
         self._make = make
+        self._compiling_for = compiling_for
         self._early: Worker | None = None
 
     def start_early(self, *, timeout_s: float, compiling: bool = False) -> None:
         """As ``base.StartsEarly.start_early``."""
         if self._early is None:
             self._early = self._make(timeout_s)
-            self._early.start(compiling=compiling)
+            self._early.start(compiling_for=self._compiling_for if compiling else "")
 
     def drop_early(self) -> None:
         """As ``base.StartsEarly.drop_early``."""

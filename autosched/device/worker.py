@@ -99,11 +99,11 @@ class Worker:
         """As given."""
         return self._timeout_s
 
-    def start(self, *, compiling: bool = False) -> None:
+    def start(self, *, compiling_for: str = "") -> None:
         """Start the process now and do not wait for it: what it imports it imports while the caller does something else.
 
         Args:
-            compiling: its program will have regions to compile: what is needed for that may be started, too.
+            compiling_for: the kind of device whose regions its program will have it compile: it starts the compilers first; empty for none.
 
         Raises:
             ScratchFull: as :meth:`write_tensors`.
@@ -113,7 +113,7 @@ class Worker:
             return
         board = self._write(f"board-{time.monotonic_ns()}", BOARD.size, lambda path: path.write_bytes(BOARD.pack(0, -1)))
         try:
-            self._child = ChildProcess(self._module, board, compiling=compiling, plugin=self._plugin)
+            self._child = ChildProcess(self._module, board, compiling_for=compiling_for, plugin=self._plugin)
         except (OSError, RuntimeError) as error:  # the latter for a thread
             advice = "Raise the limits of this process on open files, processes and memory (ulimit -a), or end what takes them."
             if isinstance(error, PermissionError | FileNotFoundError):

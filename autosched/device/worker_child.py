@@ -19,7 +19,7 @@ from autosched.core.errors import IllegalSchedule
 from autosched.core.python_command import imports_done
 from autosched.core.records import Failure, FailureKind
 from autosched.device.registrations import register_there
-from autosched.device.worker_messages import BOARD, COMPILING, LENGTH, Answer, Broken, Done, Ready, Request, pack, read_request
+from autosched.device.worker_messages import BOARD, LENGTH, Answer, Broken, Done, Ready, Request, pack, read_request
 from autosched.runtime.orphans import begin_serving
 
 COMPILE_S = 1800.0
@@ -41,8 +41,6 @@ class Channel:
         threading.Thread(target=self._read, name="autosched-worker-requests", daemon=True).start()
         self.plugin = _load_plugin(Path(plugin)) if plugin else None
         register_there(sys.argv[4])
-        self.compiling = sys.argv[5] == COMPILING
-        """Whether its program will have regions to compile, as far as the parent knows."""
 
     def beat(self, item: int) -> None:
         """Show progress, and what is worked on now (-1: nothing in particular). Costs less than a microsecond."""

@@ -18,8 +18,6 @@ from autosched.core.schedule import Schedule
 from autosched.device.base import Comparison, Group, Pair
 
 LENGTH = struct.Struct(">I")
-COMPILING = "compiling"
-"""In the arguments of a process whose program will have regions to compile."""
 # Shared between both sides without a system call: beats so far, and the item now worked on (-1: none in particular).
 BOARD = struct.Struct("<qq")
 

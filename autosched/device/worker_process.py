@@ -21,7 +21,7 @@ from pathlib import Path
 from autosched.core.python_command import python_command
 from autosched.core.records import BY_OTHERS, FailureKind
 from autosched.device.registrations import describe_registrations
-from autosched.device.worker_messages import BOARD, COMPILING, LENGTH
+from autosched.device.worker_messages import BOARD, LENGTH
 from autosched.runtime.orphans import start_tied
 
 _logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class ChildProcess:
     Args:
         module: module whose ``main()`` is the process.
         board: a file that holds a fresh ``worker_messages.BOARD``, in a private folder that goes with the process.
-        compiling: whether the process is told that its program will have regions to compile.
+        compiling_for: the kind of device for which the process first starts compilers of regions; empty for none.
         plugin: a Python file the process runs first. For tests that inject faults; nothing a user or a bundle can reach sets it.
 
     The process imports what registers the custom operators trusted now, and trusts them.
@@ -62,15 +62,17 @@ class ChildProcess:
         UsageError: as ``registrations.describe_registrations``.
     """
 
-    def __init__(self, module: str, board: Path, *, compiling: bool = False, plugin: Path | None = None) -> None:
+    def __init__(self, module: str, board: Path, *, compiling_for: str = "", plugin: Path | None = None) -> None:
         with board.open("r+b") as file:
             self._board = mmap.mmap(file.fileno(), BOARD.size)
         registrations = describe_registrations()
         answers, answers_theirs, log, log_theirs = _two_pipes()
-        arguments = [str(answers_theirs), str(board), str(plugin or ""), registrations, COMPILING if compiling else ""]
+        arguments = [str(answers_theirs), str(board), str(plugin or ""), registrations]
+        # Before PyTorch is imported, which takes seconds: theirs take as long.
+        first = f"from autosched.runtime.regions.pool import begin_ahead; begin_ahead({compiling_for!r}); " if compiling_for else ""
         try:
             self._process = start_tied(
-                python_command(f"from {module} import main; main()", *arguments),
+                python_command(f"{first}from {module} import main; main()", *arguments),
                 stdin=subprocess.PIPE,
                 stdout=log_theirs,
                 stderr=log_theirs,

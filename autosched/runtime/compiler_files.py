@@ -84,6 +84,11 @@ def let_inductor_write() -> None:
         _log.info("Inductor cannot write into %s; what is there is used, and what is new is gone with this process", folder)
 
 
+def inductor_moved() -> bool:
+    """Whether this process has given Inductor a folder of its own."""
+    return _own.scratch is not None
+
+
 def _may_write(folder: Path) -> bool:
     locks = folder / _LOCKS
     return os.access(folder, os.W_OK | os.X_OK) and (not locks.exists() or os.access(locks, os.W_OK | os.X_OK))

@@ -11,6 +11,8 @@ from autosched.core.graph import OpGraph
 from autosched.core.schedule import sequential
 from autosched.device.base import Device, StartsEarly
 from autosched.device.cpu import CpuDevice
+from autosched.device.early import EarlyWorker
+from autosched.device.worker import Worker
 from autosched.runtime.host_key import cpu_device_key, software_key
 from autosched.runtime.plan import FreeRule, make_plan
 from autosched.runtime.workspace import peak_live_bytes
@@ -75,6 +77,21 @@ def test_a_process_that_nobody_took_is_ended() -> None:
     with device.open(*branches_program(), timeout_s=30.0) as session:
         assert session.worker_pid is None
     device.drop_early()
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("", ["", ""]), ("cuda", ["", "cuda"])])
+def test_compilers_start_early_where_they_disturb_nothing(kind: str, expected: list[str]) -> None:
+    started: list[str] = []
+
+    class Starting(Worker):
+        def start(self, *, compiling_for: str = "") -> None:
+            started.append(compiling_for)
+
+    device = EarlyWorker(lambda timeout_s: Starting("no.module", timeout_s=timeout_s), compiling_for=kind)
+    for compiling in (False, True):
+        device.start_early(timeout_s=60.0, compiling=compiling)
+        device.drop_early()
+    assert started == expected
 
 
 def test_a_program_that_is_itself_not_finite_can_be_timed() -> None:

@@ -38,9 +38,11 @@ class Device:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.compiling: list[bool] = []
 
     def start_early(self, *, timeout_s: float, compiling: bool = False) -> None:
         self.asked.append(f"start {timeout_s:.0f}")
+        self.compiling.append(compiling)
 
     def drop_early(self) -> None:
         self.asked.append("drop")
@@ -54,8 +56,8 @@ class Device:
         return SessionDouble(truth)
 
 
-def prepared(device: Device) -> Any:
-    return preparing.prepare(Lowering.ATEN, Original(nn.ReLU(), (torch.ones(2),), None), device, Silent())  # type: ignore[arg-type]
+def prepared(device: Device, lowering: Lowering = Lowering.ATEN) -> Any:
+    return preparing.prepare(lowering, Original(nn.ReLU(), (torch.ones(2),), None), device, Silent())  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -81,6 +83,13 @@ def test_the_process_starts_before_the_capture_and_is_the_sessions(capturing: An
     start, *rest = device.asked
     # Only with the same patience does the session take it.
     assert rest == ["capture", start.replace("start", "open")]
+
+
+def test_compilers_may_start_early_where_there_will_be_regions(capturing: Any) -> None:
+    device = capturing(capture(nn.ReLU(), (torch.ones(2),)))
+    for lowering in (Lowering.ATEN, Lowering.REWRITTEN, Lowering.FUSED):
+        prepared(device, lowering)
+    assert device.compiling == [False, False, True]
 
 
 def test_a_capture_that_is_refused_or_breaks_leaves_no_process(capturing: Any) -> None:

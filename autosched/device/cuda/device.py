@@ -41,7 +41,7 @@ class CudaDevice(EarlyWorker):
         self._index = current_index() if index is None else index
         self._key = cuda_device_key(self._index)
         require_kernels(self._index)
-        super().__init__(new_cuda_worker)
+        super().__init__(new_cuda_worker, compiling_for=self._key.kind)
 
     @property
     def index(self) -> int:

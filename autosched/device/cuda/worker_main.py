@@ -27,9 +27,7 @@ from autosched.runtime.cuda.streams import Tensor
 from autosched.runtime.cuda.torch_streams import TorchStreams
 from autosched.runtime.float32 import full_float32
 from autosched.runtime.kernels import bind, random_inputs
-from autosched.runtime.regions.compilers import start_ahead
 from autosched.runtime.regions.library import region_library
-from autosched.runtime.regions.pool import count_ahead
 
 # Several times the L2 cache of any GPU of compute capability 9.0 or 10.0.
 _FLUSH_BYTES = 256 << 20
@@ -117,7 +115,5 @@ def _with_full_float32(run: Callable[[], list[Tensor]]) -> list[Tensor]:
 def main() -> None:
     """Serve until the parent is done."""
     channel = Channel()
-    if channel.compiling:
-        start_ahead("cuda", count_ahead())
     builder = _Builder(channel)
     channel.serve(CudaService(builder.build, builder.apply, channel.beat).handle)

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from autosched.core.python_command import python_command
-from autosched.runtime.compiler_files import let_inductor_write
+from autosched.runtime.compiler_files import inductor_moved
 from autosched.runtime.orphans import start_tied
 from autosched.runtime.regions.worker import Job, OpeningFile
 
@@ -116,7 +116,6 @@ def start_ahead(kind: str, count: int) -> None:
     """Start ``count`` processes that will have imported PyTorch and Inductor, which takes seconds, when there is something to compile."""
     if count < 1 or _ahead:
         return
-    let_inductor_write()  # what it settles for this process, those inherit
     for _ in range(count):
         compiler = start_compiler(kind)
         if compiler is None:
@@ -129,7 +128,8 @@ def take_ahead(kind: str, most: int) -> list[Compiler]:
     taken: list[Compiler] = []
     while _ahead:
         started_for, compiler = _ahead.pop()
-        if started_for == kind and len(taken) < most:
+        # They would put their code where this process does not look.
+        if started_for == kind and len(taken) < most and not inductor_moved():
             taken.append(compiler)
         else:
             compiler.end()

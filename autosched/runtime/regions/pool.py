@@ -28,7 +28,7 @@ from autosched.core.scratch import Scratch
 from autosched.runtime.cores import usable_cores
 from autosched.runtime.inductor.unfinished import remove_unfinished
 from autosched.runtime.memory_limit import free_in_groups
-from autosched.runtime.regions.compilers import Compiler, start_compiler, take_ahead
+from autosched.runtime.regions.compilers import Compiler, start_ahead, start_compiler, take_ahead
 from autosched.runtime.regions.worker import Job, Opening, Result
 
 _log = logging.getLogger(__name__)
@@ -77,12 +77,12 @@ def worker_count(jobs: int, free_device_bytes: int | None = None) -> int:
     return 1 if jobs < _LEAST_JOBS else min(most, math.ceil(jobs / _JOBS_EACH))
 
 
-def count_ahead() -> int:
-    """How many to start while the model is still captured, which has a core, and the process that asks another one; 0: none can be spared.
+def begin_ahead(kind: str) -> None:
+    """Start processes for a ``kind`` of device while the model is still captured, if there are cores for them.
 
-    With eight at work, those that are started later are not missed.
+    Who captures has a core, and so has the process that asks. With eight at work, those that start later are not missed.
     """
-    return max(0, min(worker_count(sys.maxsize), usable_cores() - 2, _MOST_AHEAD))
+    start_ahead(kind, max(0, min(worker_count(sys.maxsize), usable_cores() - 2, _MOST_AHEAD)))
 
 
 def compile_apart(

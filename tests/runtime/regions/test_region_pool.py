@@ -34,7 +34,7 @@ from autosched.runtime.regions import library as regions
 from autosched.runtime.regions import pool as region_pool
 from autosched.runtime.regions.compilers import end_ahead, start_ahead, take_ahead
 from autosched.runtime.regions.library import RegionLibrary
-from autosched.runtime.regions.pool import compile_apart, count_ahead, worker_count
+from autosched.runtime.regions.pool import begin_ahead, compile_apart, worker_count
 from autosched.runtime.regions.store import RegionStore
 from autosched.runtime.regions.worker import Job, Opening
 from autosched.runtime.widths import WidePrograms
@@ -234,15 +234,17 @@ def test_where_the_settings_are_others_no_process_helps(captured: Captured, tmp_
 
 
 def test_processes_that_were_started_ahead_end_where_there_is_nothing_to_compile(
-    captured: Captured, ahead: Callable[[int], list[int]]
+    captured: Captured, monkeypatch: pytest.MonkeyPatch, ahead: Callable[[int], list[int]]
 ) -> None:
     library = RegionLibrary(captured.program, CPU, "scope", None)
     pids = ahead(2)
     assert all(map(lives, pids))
     library.prepare([(0, 1, Variant.CALLS)])
     assert not any(map(lives, pids))
-    # Those for another kind of device are of no use.
+    # Nor are those of use that are for another kind of device, or write where this process does not look.
     start_ahead("cuda", 1)
+    assert not take_ahead("cpu", 1)
+    monkeypatch.setattr(compilers, "inductor_moved", lambda: True)
     pids = ahead(1)
     assert not take_ahead("cpu", 1)
     assert not any(map(lives, pids))
@@ -331,12 +333,12 @@ def test_the_number_of_processes_has_bounds(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("AUTOSCHED_COMPILE_WORKERS")
     monkeypatch.setattr(region_pool, "usable_cores", lambda: 1)
     assert worker_count(1000) == 1
-    cores = (1, 2, 4, 16)
-    counts = []
-    for count in cores:
+    ahead: list[tuple[str, int]] = []
+    monkeypatch.setattr(region_pool, "start_ahead", lambda kind, count: ahead.append((kind, count)))
+    for count in (1, 2, 4, 16):
         monkeypatch.setattr(region_pool, "usable_cores", lambda count=count: count)
-        counts.append(count_ahead())
-    assert counts == [0, 0, 2, 8]
+        begin_ahead("cuda")
+    assert ahead == [("cuda", 0), ("cuda", 0), ("cuda", 2), ("cuda", 8)]
     monkeypatch.setattr(region_pool, "usable_cores", lambda: 8)
     monkeypatch.setattr(region_pool, "_free_host_bytes", lambda: 1 << 20)
     assert worker_count(1000) == 1
