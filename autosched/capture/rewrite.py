@@ -9,7 +9,7 @@ from functools import partial
 
 from autosched.capture.custom import layouts_of, restore_custom_layouts
 from autosched.capture.draft import Draft
-from autosched.capture.passes.attention import drop_idle_fills, settle_masks
+from autosched.capture.passes.attention import attend_in_place, drop_idle_fills, settle_masks
 from autosched.capture.passes.attention_dimensions import attend_in_four_dimensions
 from autosched.capture.passes.batch_norm import fold_batch_norm, fold_batch_norm_ahead, spell_batch_norms, whole_batch_norms
 from autosched.capture.passes.channel_scales import fold_channel_scales
@@ -100,6 +100,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("widen_convolutions", widen_convolutions, changes_values=True, only_on="cpu"),
     Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
     # When convolutions are channels last.
+    Pass("attend_in_place", attend_in_place, changes_values=True, only_on="cpu"),
     Pass("join_rearrangements", join_rearrangements, changes_values=True, only_on="cpu"),
     Pass("spell_batch_norms", spell_batch_norms, changes_values=True, only_on="cpu"),
     Pass("cpu_linear", partial(pack_cpu_linears, rows=False), changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),
