@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from typing import Any
 
@@ -24,6 +25,8 @@ from autosched.core.program import ConstantSource, Ref
 _SAME_TENSOR = frozenset({"aten::alias", "aten::detach", "aten::detach_", "aten::lift_fresh", "aten::_conj_physical_identity"})
 OWN_CHANGES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 _COPIES = frozenset({"aten::clone", "aten::lift_fresh_copy"})
+_HELD = "torch.fx.immutable_collections.immutable_"
+_SPELLED = {f"{_HELD}dict": "builtins.dict", f"{_HELD}list": "builtins.list"}
 
 
 class ExportReader:
@@ -75,12 +78,26 @@ class ExportReader:
             input_leaves=caller_leaves,
             output_leaves=output_leaves,
             input_tree=_tree(in_spec, "inputs"),
-            output_tree=_tree(self._exported.call_spec.out_spec, "outputs"),
+            output_tree=self._output_tree(),
             examples=examples,
             next_value=self._next,
             state=self._state,
             writes=self._writes,
         )
+
+    def _output_tree(self) -> str:
+        text = _tree(self._exported.call_spec.out_spec, "outputs")
+        model = self._model
+        if not isinstance(model, torch.fx.GraphModule) or type(model.graph._codegen) is not torch.fx.graph.CodeGen:
+            return text
+        # Export runs a graph node by node, and returns the containers that a node's arguments are held in; the model's code spells others.
+        document = json.loads(text)
+        pending = [document[1]]
+        while pending:
+            node = pending.pop()
+            node["type"] = _SPELLED.get(node["type"], node["type"])
+            pending += node["children_spec"]
+        return str(treespec_dumps(treespec_loads(json.dumps(document))))
 
     def _fresh(self) -> int:
         self._next += 1

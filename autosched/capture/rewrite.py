@@ -9,12 +9,13 @@ from functools import partial
 
 from autosched.capture.custom import layouts_of, restore_custom_layouts
 from autosched.capture.draft import Draft
-from autosched.capture.passes.attention import drop_idle_fills, settle_masks
+from autosched.capture.passes.attention import attend_in_place, drop_idle_fills, settle_masks
 from autosched.capture.passes.attention_dimensions import attend_in_four_dimensions
-from autosched.capture.passes.batch_norm import fold_batch_norm, spell_batch_norms, whole_batch_norms
+from autosched.capture.passes.batch_norm import fold_batch_norm, fold_batch_norm_ahead, spell_batch_norms, whole_batch_norms
 from autosched.capture.passes.channel_scales import fold_channel_scales
 from autosched.capture.passes.channels_last import prefer_channels_last
 from autosched.capture.passes.common_calls import eliminate_common_calls
+from autosched.capture.passes.concatenations import activate_before_joining, part_batch_norms
 from autosched.capture.passes.constants import fold_constants
 from autosched.capture.passes.cpu_convolution import pack_cpu_convolutions
 from autosched.capture.passes.cpu_linear import pack_cpu_linears
@@ -86,9 +87,12 @@ PASSES: tuple[Pass, ...] = (
     Pass("settle_masks", settle_masks, changes_values=True),
     Pass("attend_in_four_dimensions", attend_in_four_dimensions, changes_values=True, only_on="cpu"),
     Pass("hand_on_padding", hand_on_padding),
+    Pass("part_batch_norms", part_batch_norms, changes_values=True),
     Pass("fold_batch_norm", fold_batch_norm, changes_values=True),
     Pass("fold_channel_scales", fold_channel_scales, changes_values=True),
     Pass("join_parallel_convolutions", join_parallel_convolutions, changes_values=True),
+    Pass("fold_batch_norm_ahead", fold_batch_norm_ahead, changes_values=True),
+    Pass("activate_before_joining", activate_before_joining, changes_values=True, only_on="cpu"),
     Pass("mix_before_resizing", mix_before_resizing, changes_values=True),
     Pass("whole_batch_norms", whole_batch_norms, only_on="cuda"),
     Pass("channels_last", prefer_channels_last, changes_values=True, only_on="cuda"),
@@ -96,6 +100,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("widen_convolutions", widen_convolutions, changes_values=True, only_on="cpu"),
     Pass("cpu_convolution", pack_cpu_convolutions, changes_values=True, only_on="cpu"),
     # When convolutions are channels last.
+    Pass("attend_in_place", attend_in_place, changes_values=True, only_on="cpu"),
     Pass("join_rearrangements", join_rearrangements, changes_values=True, only_on="cpu"),
     Pass("spell_batch_norms", spell_batch_norms, changes_values=True, only_on="cpu"),
     Pass("cpu_linear", partial(pack_cpu_linears, rows=False), changes_values=True, only_on="cpu", lowerings=(Lowering.FUSED,)),

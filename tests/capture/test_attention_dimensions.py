@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from autosched.capture.draft import Draft
 from autosched.capture.export import capture, draft_of
+from autosched.capture.passes.attention import attend_in_place
 from autosched.capture.passes.attention_dimensions import attend_in_four_dimensions
 from autosched.core.program import Ref
 from autosched.core.variants import Lowering, Variant
@@ -112,3 +114,42 @@ def test_windows_of_a_picture_are_computed_by_a_kernel_of_our_own() -> None:
         with torch.no_grad():
             made = bound.run([x])[0]
             torch.testing.assert_close(made.clone(), model(x), rtol=1e-5, atol=1e-5)
+
+
+def heads_of(x: torch.Tensor, lay_out: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    """As CoAtNet has it: a picture's channels are heads of queries, keys and values."""
+    return [lay_out(part.transpose(-1, -2)) for part in x.reshape(2, 3, 3 * WIDTH, 20).chunk(3, 2)]
+
+
+def test_heads_that_a_convolution_lays_out_are_read_where_they_lie() -> None:
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(8, 9 * WIDTH, 1)
+    model = Apply(lambda m, x: scaled_dot_product_attention(*heads_of(m.conv(x), torch.Tensor.contiguous)), conv=conv).eval()
+    x = torch.randn(2, 8, 4, 5)
+    for lowering in (Lowering.REWRITTEN, Lowering.FUSED):
+        found = capture(model, (x,), lowering=lowering)
+        assert {item.name: item.applied for item in found.rewrites}["attend_in_place"] == 3
+        calls = {value: call for operator in found.program.graph.operators for call in operator.calls for value in call.outputs}
+        [attention] = [call for call in calls.values() if call.target == "aten::scaled_dot_product_attention.default"]
+        assert {calls[item.value].target for item in attention.args if isinstance(item, Ref)} == {"aten::transpose.int"}
+        with torch.no_grad():
+            torch.testing.assert_close(bind(found.program, found.constants, "cpu").run([x])[0], model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_heads_whose_rows_lie_apart_or_change_are_copied() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 9 * WIDTH, 4, 5)
+    apart = Apply(lambda m, x: scaled_dot_product_attention(*heads_of(x, torch.Tensor.contiguous))).eval()
+    assert attend_in_place(draft_of(apart, (x,))) == 0
+    whole = Apply(lambda m, x: scaled_dot_product_attention(*heads_of(x, torch.clone))).eval()
+    assert attend_in_place(draft_of(whole, (x.contiguous(memory_format=torch.channels_last),))) == 3
+
+    def changed(m: Apply, x: torch.Tensor) -> torch.Tensor:
+        kept = x.clone()
+        x += 1
+        return scaled_dot_product_attention(kept, kept, kept)
+
+    model, rows = Apply(changed).eval(), torch.randn(2, 3, 20, WIDTH)
+    found = capture(model, (rows.clone(),), lowering=Lowering.REWRITTEN)
+    got = bind(found.program, found.constants, "cpu").run([rows.clone()])
+    torch.testing.assert_close(got[0], model(rows.clone()), rtol=1e-5, atol=1e-5)

@@ -14,7 +14,7 @@ from autosched.core.program import ConstantSource, NonFinite, Ref
 from autosched.core.variants import Lowering
 from autosched.runtime.kernels import bind, gather_constants
 from autosched.runtime.state import state_of
-from autosched.runtime.trees import flatten_inputs
+from autosched.runtime.trees import describe_tree, flatten_inputs
 from tests.conformance.apply import Apply
 
 
@@ -339,3 +339,16 @@ def test_what_is_read_and_written_as_data_is_captured():
     assert model.calls.item() == 0
     # The lines are the model's own.
     assert all(Path(item.source.rpartition(":")[0]).name == Path(__file__).name for item in captured.program.graph.operators)
+
+
+@pytest.mark.parametrize("answer", [lambda y: {"b": y, "a": [y + 1]}, lambda y: [y, {"k": y * 2}, 3]])
+def test_a_traced_model_returns_the_containers_that_its_code_spells(answer):
+    """As torchvision's feature extractors are: export holds the containers of such a graph in classes of its own."""
+
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> object:
+            return answer(x.sin())
+
+    traced, x = torch.fx.symbolic_trace(Net().eval()), torch.randn(2, 4)
+    for model in (traced, torch.export.export(traced, (x,)).module()):
+        assert capture(model, (x,)).program.output_tree == describe_tree(model(x))[1]

@@ -1,5 +1,7 @@
 """Each rewrite on its own: it applies where it should, computes the same, and leaves alone what it must."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch import nn
 from autosched.capture.draft import Draft, Node, contiguous_strides
 from autosched.capture.export import capture, draft_of
 from autosched.capture.passes.attention import drop_idle_fills, settle_masks
-from autosched.capture.passes.batch_norm import fold_batch_norm, spell_batch_norms, whole_batch_norms
+from autosched.capture.passes.batch_norm import fold_batch_norm, fold_batch_norm_ahead, spell_batch_norms, whole_batch_norms
 from autosched.capture.passes.channel_scales import fold_channel_scales
 from autosched.capture.passes.common_calls import eliminate_common_calls
 from autosched.capture.passes.constants import fold_constants
@@ -282,6 +284,46 @@ def test_batch_norm_stays_where_its_channels_are_not_the_convolutions(convolutio
     norm.running_var.uniform_(0.5, 2.0)
     # What a convolution makes of a tensor without a batch, a norm takes for a batch.
     check(Apply(lambda m, x: m.norm(m.conv(x)), conv=convolution, norm=norm), (torch.randn(shape),), fold_batch_norm, expected=0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (partial(nn.Conv2d, 4, 8, 1), (2, 4, 5, 6)),
+        (partial(nn.Conv2d, 4, 8, 3, stride=2), (2, 4, 5, 6)),
+        (partial(nn.Conv2d, 4, 4, 2, groups=4), (2, 4, 5, 6)),
+        (partial(nn.Conv1d, 4, 8, 2), (2, 4, 5)),
+        (partial(nn.Linear, 4, 8), (3, 4)),
+    ],
+)
+def test_batch_norm_folds_into_the_layer_behind_it(layer, shape, bias):
+    norm = lively(getattr(nn, f"BatchNorm{max(len(shape) - 2, 1)}d")(4))
+    model = Apply(lambda m, x: m.layer(m.norm(x)), layer=layer(bias=bias), norm=norm)
+    draft = check(model, (torch.randn(shape),), fold_batch_norm_ahead, expected=1, tolerance=1e-4)
+    assert len(draft.nodes) == 1
+
+
+@pytest.mark.parametrize(
+    ("layer", "body"),
+    [
+        (nn.Conv2d(4, 4, 3, padding=1), lambda m, x: m.layer(m.norm(x))),
+        (nn.Conv2d(4, 4, 3, groups=2), lambda m, x: m.layer(m.norm(x))),
+        (nn.Conv2d(4, 8, 3, groups=4), lambda m, x: m.layer(m.norm(x))),
+        (nn.ConvTranspose2d(4, 4, 1), lambda m, x: m.layer(m.norm(x))),
+        (nn.Conv2d(4, 4, 1), lambda m, x: m.layer(y := m.norm(x)) + y),
+        (nn.Conv2d(4, 4, 1), lambda m, x: m.layer(m.norm(x).relu())),
+        (nn.Conv2d(4, 4, 1), lambda m, x: nn.functional.conv2d(m.norm(x), m.layer.weight * x.sum())),
+        (nn.Linear(4, 4), lambda m, x: m.layer(m.norm(x))),
+    ],
+)
+def test_batch_norm_stays_where_the_layer_behind_it_reads_others(layer, body):
+    check(Apply(body, layer=layer, norm=lively_norm(4)), (torch.randn(2, 4, 4, 4),), fold_batch_norm_ahead, expected=0)
+
+
+def test_batch_norm_is_not_folded_ahead_where_a_bias_would_be_rounded():
+    model = Apply(lambda m, x: m.conv(m.norm(x)), conv=nn.Conv2d(4, 8, 1), norm=lively_norm(4)).to(torch.bfloat16)
+    check(model, (torch.randn(2, 4, 5, 5).to(torch.bfloat16),), fold_batch_norm_ahead, expected=0)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -106,6 +106,13 @@ def _joined_for_the_values(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Te
     return joined(made.view(BATCH, HEADS, QUERIES, WIDTH))
 
 
+def _keys_changed_afterwards(m: Net, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    keys = k * 2
+    turned = keys.mT.contiguous()
+    keys.mul_(2)
+    return joined((q @ turned).softmax(-1) @ v) + keys.mean()
+
+
 FOUND: dict[str, tuple[Callable[..., Any], float]] = {
     "plain": (lambda m, q, k, v: joined((q @ k.transpose(-2, -1)).softmax(-1) @ v), 1.0),
     "queries scaled": (lambda m, q, k, v: joined(((q * 0.5) @ k.transpose(-2, -1)).softmax(-1) @ v), 0.5),
@@ -145,6 +152,8 @@ FOUND: dict[str, tuple[Callable[..., Any], float]] = {
     "flat, a mask in the product": (_masked_product, 0.25),
     "turned by permute": (lambda m, q, k, v: joined((q @ k.permute(0, 1, 3, 2)).softmax(-1) @ v), 1.0),
     "turned otherwise": (lambda m, q, k, v: joined((q @ k.transpose(1, 2).permute(0, 2, 3, 1)).softmax(-1) @ v), 1.0),
+    "keys laid out anew": (lambda m, q, k, v: joined((q @ k.transpose(-2, -1).contiguous() + m.bias).softmax(-1) @ v), 1.0),
+    "keys laid out anew, then changed": (_keys_changed_afterwards, 1.0),
     "in float32": (lambda m, q, k, v: joined(torch.softmax(q @ k.mT, -1, dtype=torch.float32).to(q.dtype) @ v), 1.0),
     "in float32, as T5 has it": (lambda m, q, k, v: joined(((s := q @ k.mT).float().softmax(-1).type_as(s)) @ v), 1.0),
     "head by head": (lambda m, q, k, v: ((q @ k.mT).softmax(-1) @ v).view(BATCH * HEADS, -1), 1.0),
@@ -281,7 +290,7 @@ LEFT_ALONE: dict[str, Callable[..., Any]] = {
     "added with a factor": lambda m, q, k, v: joined(torch.add(q @ k.mT, m.bias, alpha=2).softmax(-1) @ v),
     "a mask of one dimension": lambda m, q, k, v: joined((q @ k.mT + m.bias[0, 0]).softmax(-1) @ v),
     "another power": lambda m, q, k, v: joined(torch.sigmoid(q @ k.mT) @ v),
-    "keys that lie turned": lambda m, q, k, v: joined((q @ k.mT.contiguous()).softmax(-1) @ v),
+    "keys that lie turned": lambda m, q, k, v: joined((q @ k.mT.contiguous().tanh()).softmax(-1) @ v),
     "values that lie turned": lambda m, q, k, v: joined((q @ k.mT).softmax(-1) @ v.mT.contiguous().mT),
     "one item of keys for a batch": lambda m, q, k, v: joined((q @ k[:1].mT).softmax(-1) @ v),
     "divided by nothing": lambda m, q, k, v: joined((q @ k.mT / 0.0).softmax(-1) @ v),

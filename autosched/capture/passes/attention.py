@@ -1,4 +1,6 @@
-"""Masks of attention that are the same in every run: in the form that fused kernels take best, and what they leave to be filled."""
+"""Masks of attention that are the same in every run: in the form that fused kernels take best, and what they leave to be filled. Copies
+that it needs not.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from autosched.capture.passes.identities import drop_unchanged
 from autosched.core.program import ConstantSource, Ref
 
 _ATTENTION = "aten::scaled_dot_product_attention"
+_COPIES = ("aten::clone.default", "aten::contiguous.default")
 
 
 def settle_masks(draft: Draft) -> int:
@@ -62,6 +65,30 @@ def drop_idle_fills(draft: Draft) -> int:
         return _tensor(node, "self") if idle[mask] else None
 
     return drop_unchanged(draft, given_back)
+
+
+def attend_in_place(draft: Draft) -> int:
+    """On a CPU: heads that are copied to lie apart, and whose rows lie whole already, are read where they are; how many.
+
+    Kernels take any step from row to row. Models copy heads for GPUs, or because rows do not lie whole where pictures are channels first,
+    as CoAtNet's do.
+    """
+    producers, written = draft.producers(), draft.written()
+    read = 0
+    for node in draft.nodes:
+        if node.kind != _ATTENTION:
+            continue
+        mapping: dict[int, int] = {}
+        for name in ("query", "key", "value"):
+            value = _tensor(node, name)
+            copy = producers.get(value)
+            source = copy.tensor("self") if copy is not None and copy.target in _COPIES else None
+            if source is not None and draft.specs[source].strides[-1:] == (1,) and draft.storage[source] not in written:
+                mapping[value] = source
+        node.substitute(mapping)
+        read += len(mapping)
+    draft.remove_dead()
+    return read
 
 
 def _is_causal(mask: torch.Tensor, draft: Draft, node: Node) -> bool:

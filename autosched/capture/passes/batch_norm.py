@@ -1,4 +1,6 @@
-"""Fold an inference batch norm into the layer before it; what is left of them, as the call that a GPU has one kernel for, or a CPU."""
+"""Fold an inference batch norm into the layer before it, or into the one behind; what is left of them, as the call that a GPU has one
+kernel for, or a CPU.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from autosched.core.program import Ref
 
 aten = torch.ops.aten
 _EXPORTED = "aten::_native_batch_norm_legit_no_training"
+STATISTICS = ("weight", "bias", "running_mean", "running_var")
 
 
 def fold_batch_norm(draft: Draft) -> int:
@@ -34,7 +37,7 @@ def fold_batch_norm(draft: Draft) -> int:
         source = norm.tensor("input") if is_fixed_norm(norm, fixed) else None
         if source is None:
             continue
-        before = _convolution(alone.get(source), draft) or _linear(norm, alone, draft)
+        before = convolution_before(alone.get(source), draft) or _linear(norm, alone, draft)
         if before is None:
             continue
         node, layer = before
@@ -47,7 +50,60 @@ def fold_batch_norm(draft: Draft) -> int:
     return len(mapping)
 
 
-def _convolution(node: Node | None, draft: Draft) -> tuple[Node, Convolution] | None:
+def fold_batch_norm_ahead(draft: Draft) -> int:
+    """``conv(batch_norm(x), w, b)`` becomes ``conv(x, w', b')``, if nothing is put around ``x``; ``linear`` likewise.
+
+    ``w' = w s`` and ``b' = b + w (beta - mean s)``, summed over what a result is made of. In sixteen bits norms stay: rounding ``b'`` might
+    cost more than all of a result.
+    """
+    fixed, alone = draft.fixed_values(), draft.made_for_one()
+    mapping: dict[int, int] = {}
+    for node in draft.nodes:
+        layer = _layer(node, draft)
+        norm = None if layer is None else alone.get(layer.source)
+        if layer is None or norm is None or norm.kind != _EXPORTED or not is_fixed_norm(norm, fixed):
+            continue
+        source, constants = norm.tensor("input"), [value for value in (layer.weight, layer.bias) if value is not None]
+        if source is None or not same_layout(draft.specs[source], draft.specs[layer.source]):
+            continue
+        given = {draft.specs[value].dtype for value in (source, *constants, *norm.reads())}
+        if given in ({"float32"}, {"float64"}) and all(value in fixed for value in constants):
+            _fold_ahead(node, layer, norm, draft)
+            mapping[layer.source] = source
+    draft.substitute(mapping)
+    draft.remove_dead()
+    return len(mapping)
+
+
+def _layer(node: Node, draft: Draft) -> Convolution | Linear | None:
+    """What ``node`` is, if nothing is put around what it reads, whose features are in one dimension of its weight."""
+    if (found := read_convolution(node)) is not None:
+        batched = len(draft.specs[found.source].shape) == len(draft.specs[found.weight].shape)
+        known = found.groups == 1 or draft.specs[found.weight].shape[:2] == (found.groups, 1)
+        return found if batched and known and not found.transposed and not any(found.padding) else None
+    linear = read_linear(node) if node.target == "aten::linear.default" else None
+    if linear is None or linear.weight not in draft.constants:
+        return None
+    return linear if len(draft.specs[linear.source].shape) == len(draft.specs[linear.weight].shape) == 2 else None
+
+
+def _fold_ahead(node: Node, layer: Convolution | Linear, norm: Node, draft: Draft) -> None:
+    spec = draft.specs[layer.weight]
+    prologue = _Prologue(draft, node, getattr(torch, spec.dtype))
+    features = 0 if isinstance(layer, Convolution) and layer.groups > 1 else 1  # a dimension of the weight
+    shape = [-1 if place == features else 1 for place in range(len(spec.shape))]
+    scale = prologue.scale_of(norm)
+    column, shift = (prologue.emit(aten.reshape.default, Ref(value), shape) for value in (scale, prologue.shift_of(norm, scale, None)))
+    weight = prologue.emit(aten.mul.Tensor, Ref(layer.weight), Ref(column))
+    parts = prologue.emit(aten.mul.Tensor, Ref(layer.weight), Ref(shift))
+    bias = prologue.emit(aten.sum.dim_IntList, Ref(parts), list(range(1, len(shape))))
+    if layer.bias is not None:
+        bias = prologue.emit(aten.add.Tensor, Ref(bias), Ref(layer.bias))
+    node.become(node, weight, bias)
+
+
+def convolution_before(node: Node | None, draft: Draft) -> tuple[Node, Convolution] | None:
+    """The convolution that ``node`` is, if a norm of its result can be folded into it."""
     found = None if node is None else read_convolution(node)
     if node is None or found is None or (found.transposed and found.groups > 1):
         return None  # where features are in two dimensions of a weight
@@ -128,7 +184,7 @@ def is_fixed_norm(node: Node, fixed: set[int]) -> bool:
 
 
 def _statistics(norm: Node) -> list[int | None]:
-    return [norm.tensor(name) for name in ("weight", "bias", "running_mean", "running_var")]
+    return [norm.tensor(name) for name in STATISTICS]
 
 
 def fold_into(node: Node, layer: Convolution | Linear, norm: Node, draft: Draft) -> None:

@@ -16,6 +16,7 @@ from autosched.core.program import Ref
 
 aten = torch.ops.aten
 _PRODUCTS = ("aten::matmul.default", "aten::bmm.default")
+_COPIES = ("aten::clone.default", "aten::contiguous.default")
 # Scores of this size, or smaller, leave nothing of their own weight beside any that a model computes.
 _HIDES = -1e4
 _SIXTEEN_BITS = ("bfloat16", "float16")
@@ -62,6 +63,7 @@ class _Finder:
     users: dict[int, list[Node]] = field(init=False)
     producers: dict[int, Node] = field(init=False)
     leaving: set[int] = field(init=False)
+    written: set[int] = field(init=False)
     fixed: set[int] = field(init=False)
     fills: dict[int, Node] = field(init=False)
     sees: dict[tuple[int, bool], bool] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class _Finder:
     def __post_init__(self) -> None:
         self.users, self.producers = self.draft.users(), self.draft.producers()
         self.leaving, self.fixed = set(self.draft.output_values()), self.draft.fixed_values()
+        self.written = self.draft.written()
         makers = (*self.draft.prologue, *self.draft.nodes)
         self.fills = {node.outputs[0]: node for node in makers if node.kind in ("aten::full", "aten::scalar_tensor")}
 
@@ -231,8 +234,12 @@ class _Finder:
         return value if source is None else source
 
     def _turned_back(self, turned: int) -> int | None:
-        """The keys that ``turned`` is a view of, with its last two dimensions exchanged, if it is one."""
+        """The keys that ``turned`` is a view of, with its last two dimensions exchanged, or a copy of one: GCViT lays keys out anew."""
         node = self.producers.get(turned)
+        source = node.tensor("self") if node is not None and node.target in _COPIES else None
+        # What is copied may be changed afterwards, if its memory is written at all.
+        if source is not None and self.draft.storage[source] not in self.written:
+            node = self.producers.get(source)
         dimensions = len(self.draft.specs[turned].shape)
         return node.tensor("self") if node is not None and turns(node, dimensions - 2, dimensions) else None
 
