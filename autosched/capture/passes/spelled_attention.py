@@ -140,7 +140,11 @@ class _Finder:
             return self._hiding(node, value)
         if (factor := _factor_of(node)) is not None:
             below = self._below(node, value)
-            return None if below is None or below.added or below.hidden is not None else replace(below, scale=below.scale * factor)
+            if below is None or below.hidden is not None:
+                return None
+            # Falcon with ALiBi multiplies what it has added, too.
+            added = tuple(replace(mask, factor=mask.factor * factor) for mask in below.added)
+            return replace(below, scale=below.scale * factor, added=added)
         if node.target == "aten::mul.Tensor":
             return self._by_heads(node, value)
         if (source := self._widened(node)) is not None:
@@ -200,11 +204,12 @@ class _Finder:
         return None
 
     def _product_and_mask(self, node: Node, value: int) -> Scores | None:
-        """As ``torch.nn.MultiheadAttention`` has it."""
+        """As ``torch.nn.MultiheadAttention`` has it; BLOOM scales the product, and of Megatron's kin the first matrix counts for nothing."""
         mask, query, turned = node.tensor("self"), node.tensor("batch1"), node.tensor("batch2")
-        if mask is None or query is None or turned is None or (node.argument("beta"), node.argument("alpha")) != (1, 1):
+        beta, scale = node.argument("beta"), node.argument("alpha")
+        if mask is None or query is None or turned is None or beta not in (0, 1) or not isinstance(scale, int | float):
             return None
-        return Scores(query, turned, added=(Mask(mask, self.draft.specs[value].shape),))
+        return Scores(query, turned, float(scale), added=(Mask(mask, self.draft.specs[value].shape),) if beta else ())
 
     def _below(self, node: Node, value: int) -> Scores | None:
         source = node.tensor("self")
