@@ -204,7 +204,7 @@ class _Finder:
         return None
 
     def _product_and_mask(self, node: Node, value: int) -> Scores | None:
-        """As ``torch.nn.MultiheadAttention`` has it; BLOOM scales the product, and of Megatron's kin the first matrix counts for nothing."""
+        """As ``torch.nn.MultiheadAttention`` has it; BLOOM scales the product, and in Megatron-LM nothing of the first matrix counts."""
         mask, query, turned = node.tensor("self"), node.tensor("batch1"), node.tensor("batch2")
         beta, scale = node.argument("beta"), node.argument("alpha")
         if mask is None or query is None or turned is None or beta not in (0, 1) or not isinstance(scale, int | float):
