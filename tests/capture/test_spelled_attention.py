@@ -145,6 +145,11 @@ FOUND: dict[str, tuple[Callable[..., Any], float]] = {
     "flat, a mask in the product": (_masked_product, 0.25),
     "flat, a mask in a product that is scaled": (lambda m, q, k, v: _masked_product(m, q, k, v, alpha=2), 0.5),
     "flat, a mask that counts for nothing": (lambda m, q, k, v: _masked_product(m, q, k, v, beta=0), 0.25),
+    "nothing added": (lambda m, q, k, v: joined(((q @ k.mT + 0 + m.bias) * 0.5).softmax(-1) @ v), 0.5),
+    "a mask with a factor": (lambda m, q, k, v: joined(torch.add(q @ k.mT, m.bias, alpha=2).softmax(-1) @ v), 1.0),
+    "a mask that is taken away": (lambda m, q, k, v: joined((q @ k.mT - 3.0 * m.bias.exp()).softmax(-1) @ v), 1.0),
+    "a mask that is taken away with a factor": (
+        lambda m, q, k, v: joined(torch.sub(q @ k.mT, m.bias[:1], alpha=0.5).softmax(-1) @ v), 1.0),
     "a mask that is scaled": (lambda m, q, k, v: joined(((q @ k.mT * 0.5 + m.bias) * 0.25 + m.bias).softmax(-1) @ v), 0.125),
     "turned by permute": (lambda m, q, k, v: joined((q @ k.permute(0, 1, 3, 2)).softmax(-1) @ v), 1.0),
     "turned otherwise": (lambda m, q, k, v: joined((q @ k.transpose(1, 2).permute(0, 2, 3, 1)).softmax(-1) @ v), 1.0),
@@ -279,7 +284,10 @@ LEFT_ALONE: dict[str, Callable[..., Any]] = {
     "over the queries": lambda m, q, k, v: joined((q @ k.mT).softmax(-2) @ v),
     "hidden, then scaled": lambda m, q, k, v: joined(((q @ k.mT).masked_fill(m.bias > 0, -math.inf) * 0.5).softmax(-1) @ v),
     "a mask with a factor in the product": lambda m, q, k, v: _masked_product(m, q, k, v, beta=2),
-    "added with a factor": lambda m, q, k, v: joined(torch.add(q @ k.mT, m.bias, alpha=2).softmax(-1) @ v),
+    "all moved": lambda m, q, k, v: joined(((q @ k.mT + 2.0) * 0.5).softmax(-1) @ v),
+    "taken from a mask": lambda m, q, k, v: joined((m.bias - q @ k.mT).softmax(-1) @ v),
+    "added to a mask with a factor": lambda m, q, k, v: joined(torch.add(m.bias[None].expand(BATCH, -1, -1, -1), q @ k.mT, alpha=2)
+        .softmax(-1) @ v),
     "a mask of one dimension": lambda m, q, k, v: joined((q @ k.mT + m.bias[0, 0]).softmax(-1) @ v),
     "another power": lambda m, q, k, v: joined(torch.sigmoid(q @ k.mT) @ v),
     "keys that lie turned": lambda m, q, k, v: joined((q @ k.mT.contiguous()).softmax(-1) @ v),

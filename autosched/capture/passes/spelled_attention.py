@@ -132,7 +132,7 @@ class _Finder:
         product = self._product(node)
         if product is not None:
             return Scores(*product)
-        if node.target == "aten::add.Tensor" and node.argument("alpha") == 1:
+        if node.target in ("aten::add.Tensor", "aten::sub.Tensor"):
             return self._sum(node, value)
         if node.target == "aten::baddbmm.default":
             return self._product_and_mask(node, value)
@@ -194,13 +194,19 @@ class _Finder:
 
     def _sum(self, node: Node, value: int) -> Scores | None:
         one, other = node.tensor("self"), node.tensor("other")
-        if one is None or other is None or one == other:
+        factor = node.argument("alpha")
+        if node.argument("other") == 0:
+            # XLNet without segments.
+            return self._below(node, value)
+        if one is None or other is None or one == other or isinstance(factor, bool) or not isinstance(factor, int | float):
             return None
-        for scores, mask in ((one, other), (other, one)):
+        # XLNet and Funnel take a mask away.
+        factor = float(factor if node.kind == "aten::add" else -factor)
+        for scores, mask in ((one, other), (other, one)) if factor == 1.0 else ((one, other),):
             if self.draft.specs[scores].shape == self.draft.specs[value].shape:
                 below = self._scores(scores)
                 if below is not None and below.hidden is None:
-                    return replace(below, added=(*below.added, Mask(mask, self.draft.specs[value].shape)))
+                    return replace(below, added=(*below.added, Mask(mask, self.draft.specs[value].shape, factor)))
         return None
 
     def _product_and_mask(self, node: Node, value: int) -> Scores | None:
