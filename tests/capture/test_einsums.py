@@ -134,7 +134,8 @@ def test_a_mask_that_is_turned_by_one_is_no_reason_to_spell_out_the_others() -> 
             scores = torch.einsum("ibnd,jbnd->bnij", x, x + 1.0) - 1e30 * torch.einsum("ijbn->bnij", hidden)
             return torch.einsum("bnij,jbnd->ibnd", scores.softmax(3), x) * 2
 
-    model, inputs = Attention().eval(), (torch.randn(5, 2, 3, 4), torch.ones(5, 5).triu(1)[:, :, None, None].expand(5, 5, 2, 1).contiguous())
+    hidden = torch.ones(5, 5).triu(1)[:, :, None, None].expand(5, 5, 2, 1).contiguous()
+    model, inputs = Attention().eval(), (torch.randn(5, 2, 3, 4), hidden)
     found = capture(model, inputs, lowering=Lowering.REWRITTEN)
     targets = [call.target for operator in found.program.graph.operators for call in operator.calls]
     assert targets.count("aten::scaled_dot_product_attention.default") == 1
