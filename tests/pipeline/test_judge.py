@@ -55,6 +55,14 @@ def test_a_clear_winner_is_kept_with_its_interval() -> None:
     assert "sequential_wide" in judgement.verdict
 
 
+@pytest.mark.parametrize(("spread_us", "rounds"), [(9000.0, 7), (1500.0, 15)])
+def test_a_late_duel_ends_early_only_where_the_candidate_is_no_rival(spread_us: float, rounds: int) -> None:
+    session = SessionDouble(lambda schedule: spread_us if schedule == SPREAD else 1000.0, noise=0.01)
+    fought = duel(session, SPREAD, SEQUENTIAL, rounds=40, seconds=0.0)
+    assert isinstance(fought, Duel)
+    assert {len(column) for column in (fought.candidate_us, fought.base_us, fought.again_us)} == {rounds}
+
+
 def test_a_gain_within_noise_keeps_the_best_sequential_schedule_and_says_why() -> None:
     _, judgement = run(1000.0, 1300.0, 990.0, noise=0.03)
     assert judgement.chosen == "sequential"
