@@ -63,6 +63,17 @@ def test_a_late_duel_ends_early_only_where_the_candidate_is_no_rival(spread_us: 
     assert {len(column) for column in (fought.candidate_us, fought.base_us, fought.again_us)} == {rounds}
 
 
+@pytest.mark.parametrize(("candidate_us", "told"), [(9000.0, True), (1500.0, False)])
+def test_who_is_no_rival_has_lost_on_the_most_restless_machine(candidate_us: float, told: bool) -> None:
+    base, again = (500.0, 2000.0, 600.0, 1500.0) * 3, (1900.0, 550.0, 1600.0, 500.0) * 3
+    columns = {"sequential": [*base], "beam": [candidate_us] * 12}
+    times = Times(columns, {}, "sequential", [*again])
+    judgement = judge(times, ["beam"], ["sequential"], [], Duel((candidate_us,) * 12, base, again))
+    assert judgement.restless
+    assert judgement.unstable is not told
+    assert ("too noisy" not in judgement.verdict) is told
+
+
 def test_a_gain_within_noise_keeps_the_best_sequential_schedule_and_says_why() -> None:
     _, judgement = run(1000.0, 1300.0, 990.0, noise=0.03)
     assert judgement.chosen == "sequential"
