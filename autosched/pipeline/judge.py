@@ -217,7 +217,7 @@ class Duel:
 
     @property
     def hopeless(self) -> bool:
-        """Whether the candidate takes twice as long at its best as the other at its worst: lost, however restless the machine is."""
+        """Whether the candidate takes twice as long at its best as the other at its worst."""
         return min(self.candidate_us) > _HOPELESS * max(*self.base_us, *self.again_us)
 
 
@@ -271,7 +271,7 @@ def judge(
 
     A candidate must be faster in the duel by more than its A/A floor, with its 95 % interval below 1. On a machine that changes its pace
     both are of rounds, in which that cancels, and one that is slower by as much has lost as surely; where not even the A/A floor is narrow,
-    nothing is said of it, unless it takes twice as long at its best as the other at its worst.
+    nothing is said of it, unless its interval lies above twice the other's time, or it takes that at its best, of the other's longest.
     """
     best, base = finalists(times, candidates, static)
     outside = [name for name in externals if times.columns.get(name)]
@@ -290,7 +290,8 @@ def judge(
         result = paired_ratio(fought.candidate_us, fought.base_us)
         certain = claimable(result, noise, restless=restless)
         wins = certain and result.ratio < 1.0
-        unstable = restless and not certain and not fought.hopeless
+        lost = fought.hopeless or (beyond_noise(result, noise) and result.ci_low > _HOPELESS)
+        unstable = restless and not certain and not lost
         if unstable:
             why = f"the machine was too noisy to tell (best candidate {best}: {_faster(result.ratio)})"
         elif wins:
