@@ -24,7 +24,7 @@ from autosched.capture.draft import Draft
 from autosched.capture.dynamo import DynamoGraph
 from autosched.capture.export_reader import ExportReader
 from autosched.capture.flex_attention import flex_attention_spelled_out, require_no_block_mask
-from autosched.capture.functional import make_functional, spell_out
+from autosched.capture.functional import make_functional, name_turns, spell_out
 from autosched.capture.held_inputs import hold_inputs
 from autosched.capture.leftovers import attributes_kept
 from autosched.capture.model_screen import require_inference, require_values
@@ -166,6 +166,7 @@ def _export(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _functional(exported: ExportedProgram) -> ExportedProgram:
     """The program with nothing changed in place, which takes longer than exporting it where its graph, which is changed, does not do."""
+    name_turns(exported.graph)
     if make_functional(exported.graph):
         return exported
     spell_out(exported.graph)

@@ -1,7 +1,7 @@
 """What a model makes at its first call and keeps: tables in its buffers, and numbers in attributes that say how far they are filled.
 
-Traced as it came, such a model would write its tables at each call. And whoever gives it back its buffers after a call, and not the
-numbers, leaves it with tables that it takes for filled.
+Or weights, which it scales once (RWKV). Traced as it came, such a model would write its tables at each call, and scale again. And whoever
+gives it back its buffers after a call, and not the numbers, leaves it with tables that it takes for filled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Changes:
 
     Args:
         numbers: the attributes of modules that it has set to another number or text: whose, which, what was there (or ``END``), what is.
-        tables: what it has written to in buffers, as views of them, with copies of what was there and of what is.
+        tables: what it has written to in buffers and parameters, as views of them, with copies of what was there and of what is.
         others: whether it has changed anything else.
     """
 
@@ -68,7 +68,8 @@ class Before:
         self._modules = list(model.modules())
         self._attributes = [_attributes(module) for module in self._modules]
         self._buffers = [dict(module._buffers) for module in self._modules]
-        self._storages = {storage_address(item) for table in self._buffers for item in table.values() if _is_dense(item)} - {0}
+        kept = [*model.buffers(), *model.parameters()]
+        self._storages = {storage_address(item) for item in kept if _is_dense(item)} - {0}
 
     def changes(self, written: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Changes:
         """What has been changed since.

@@ -64,6 +64,19 @@ def make_functional(graph: Graph) -> bool:
     return True
 
 
+def name_turns(graph: Graph) -> None:
+    """``einsum`` of one tensor that only exchanges its dimensions becomes ``permute``, which says that it is a view.
+
+    What does not say so is decomposed, and all calls of the same operator with it: the products of a model, for one mask that is turned.
+    """
+    for node in graph.nodes:
+        if node.target is not aten.einsum.default or len(node.args[1]) != 1:
+            continue
+        term, arrow, result = node.args[0].replace(" ", "").partition("->")
+        if arrow and sorted(term) == sorted(set(result)) and len(term) == len(result) and term.isalpha():
+            node.target, node.args, node.kwargs = aten.permute.default, (node.args[1][0], [term.index(letter) for letter in result]), {}
+
+
 def spell_out(graph: Graph) -> None:
     """Put other words for calls of which ``run_decompositions`` makes something else than eager mode does.
 

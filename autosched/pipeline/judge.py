@@ -215,6 +215,11 @@ class Duel:
     base_us: tuple[float, ...]
     again_us: tuple[float, ...]
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether the candidate takes twice as long at its best as the other at its worst."""
+        return min(self.candidate_us) > _HOPELESS * max(*self.base_us, *self.again_us)
+
 
 def finalists(times: Times, candidates: Sequence[str], static: Sequence[str]) -> tuple[str | None, str]:
     """The fastest candidate (``None`` if none was timed) and the fastest static schedule, by pairs with the anchor.
@@ -234,9 +239,12 @@ def _fastest(times: Times, names: Sequence[str]) -> str:
 def duel(session: Session, candidate: Schedule, base: Schedule, *, rounds: int, seconds: float) -> Duel | Failure:
     """Time two finalists alone: the fastest of many is partly the luckiest, so it must win again on times it was not chosen by.
 
-    Two schedules cost little, so there are twice as many rounds as in the comparison, within ``seconds`` but at least fifteen.
+    Two schedules cost little, so there are twice as many rounds as in the comparison, within ``seconds`` but at least fifteen, or seven
+    where the candidate takes twice as long at its best as the other at its worst: on a machine whose cores others have, all of those that
+    use several threads may, and each round would take seconds.
     """
     columns: tuple[list[float], list[float], list[float]] = ([], [], [])
+    fought = Duel((), (), ())
     begin_s = time.monotonic()
     while chunk := _chunk(len(columns[0]), max(2 * rounds, LEAST_DUEL), LEAST_DUEL, begin_s, begin_s + seconds):
         answer = session.paired([candidate, base, base], rounds=chunk)
@@ -244,7 +252,10 @@ def duel(session: Session, candidate: Schedule, base: Schedule, *, rounds: int, 
             return answer
         for column, taken in zip(columns, answer, strict=True):
             column.extend(taken)
-    return Duel(tuple(columns[0]), tuple(columns[1]), tuple(columns[2]))
+        fought = Duel(tuple(columns[0]), tuple(columns[1]), tuple(columns[2]))
+        if len(fought.base_us) >= LEAST_ROUNDS and time.monotonic() - begin_s >= seconds and fought.hopeless:
+            break
+    return fought
 
 
 def judge(
@@ -260,7 +271,7 @@ def judge(
 
     A candidate must be faster in the duel by more than its A/A floor, with its 95 % interval below 1. On a machine that changes its pace
     both are of rounds, in which that cancels, and one that is slower by as much has lost as surely; where not even the A/A floor is narrow,
-    nothing is said of it.
+    nothing is said of it, unless its interval lies above twice the other's time, or it takes that at its best, of the other's longest.
     """
     best, base = finalists(times, candidates, static)
     outside = [name for name in externals if times.columns.get(name)]
@@ -279,7 +290,8 @@ def judge(
         result = paired_ratio(fought.candidate_us, fought.base_us)
         certain = claimable(result, noise, restless=restless)
         wins = certain and result.ratio < 1.0
-        unstable = restless and not certain
+        lost = fought.hopeless or (beyond_noise(result, noise) and result.ci_low > _HOPELESS)
+        unstable = restless and not certain and not lost
         if unstable:
             why = f"the machine was too noisy to tell (best candidate {best}: {_faster(result.ratio)})"
         elif wins:

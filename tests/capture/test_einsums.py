@@ -126,6 +126,34 @@ def test_attention_written_so_becomes_one_call(lowering: Lowering) -> None:
     assert torch.allclose(bind(found.program, found.constants, "cpu").run([x])[0], model(x), atol=1e-5)
 
 
+def test_a_mask_that_is_turned_by_one_is_no_reason_to_spell_out_the_others() -> None:
+    """As XLNet has it, which takes the mask away."""
+
+    class Attention(nn.Module):
+        def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+            scores = torch.einsum("ibnd,jbnd->bnij", x, x + 1.0) - 1e30 * torch.einsum("ijbn->bnij", hidden)
+            return torch.einsum("bnij,jbnd->ibnd", scores.softmax(3), x) * 2
+
+    hidden = torch.ones(5, 5).triu(1)[:, :, None, None].expand(5, 5, 2, 1).contiguous()
+    model, inputs = Attention().eval(), (torch.randn(5, 2, 3, 4), hidden)
+    found = capture(model, inputs, lowering=Lowering.REWRITTEN)
+    targets = [call.target for operator in found.program.graph.operators for call in operator.calls]
+    assert targets.count("aten::scaled_dot_product_attention.default") == 1
+    assert not {"aten::einsum.default", "aten::matmul.default", "aten::bmm.default"} & set(targets)
+    assert torch.allclose(bind(found.program, found.constants, "cpu").run(list(inputs))[0], model(*inputs), atol=1e-5)
+
+
+@pytest.mark.parametrize("equation", ["ij->ji", "ij -> ij", "ij->j", "ii->i", "...j->j...", "ij"])
+def test_one_tensor_is_turned_summed_or_cut(equation: str) -> None:
+    class Turning(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.einsum(equation, x) * 2
+
+    x = torch.randn(4, 4)
+    found = capture(Turning(), (x,), lowering=Lowering.REWRITTEN)
+    assert torch.equal(bind(found.program, found.constants, "cpu").run([x])[0], Turning()(x))
+
+
 def test_what_views_the_result_copies_where_it_cannot_view_it() -> None:
     """PyTorch lays this one out by ``bji``, so that the model may view it so."""
 

@@ -237,6 +237,47 @@ def test_a_table_that_a_first_call_fills_stays_with_the_number_that_says_so() ->
     assert capture(model, (x,)).program.graph.hash == captured.program.graph.hash
 
 
+class Scaled(nn.Module):
+    """Divides its weights at the first call, for good, as RWKV does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.scaled = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.scaled:
+            with torch.no_grad():
+                self.inner.weight.div_(2)
+            self.scaled = True
+        result: torch.Tensor = self.inner(x)
+        return result
+
+
+def test_weights_that_a_first_call_scales_stay_so() -> None:
+    model, x = Scaled().eval(), torch.randn(2, 8, 4)
+    wanted = x @ model.inner.weight.detach().clone().t() / 2 + model.inner.bias
+    captured = capture(model, (x,))
+    # Or each call would halve them.
+    assert not captured.program.writes
+    assert model.scaled
+    torch.testing.assert_close(model(x), wanted)
+
+
+class Fitted(nn.Module):
+    """Makes its bias of the first batch, as layers with a data-dependent initialization do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.fitted = nn.Parameter(torch.zeros(4)), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.fitted:
+            self.bias.data.copy_(-x.mean((0, 1)))
+            self.fitted = True
+        return x + self.bias
+
+
 class Centred(nn.Module):
     """Keeps statistics of the first batch."""
 
@@ -279,11 +320,11 @@ class Masked(Angles):
         return super().forward(x) * self.mask
 
 
-@pytest.mark.parametrize("kind", [Centred, Positions, Masked])
+@pytest.mark.parametrize("kind", [Centred, Fitted, Positions, Masked])
 def test_what_comes_of_the_example_or_of_every_call_is_given_back(kind: type[nn.Module]) -> None:
     model, x = kind().eval(), torch.randn(2, 8, 4)
-    before = {name: value.clone() for name, value in model.named_buffers()}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     plain = {key: value for key, value in vars(model).items() if not key.startswith("_")}
     rehearse(model, (x,), {})
     assert {key: value for key, value in vars(model).items() if not key.startswith("_")} == plain
-    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -55,6 +55,34 @@ def test_a_clear_winner_is_kept_with_its_interval() -> None:
     assert "sequential_wide" in judgement.verdict
 
 
+@pytest.mark.parametrize(("spread_us", "rounds"), [(9000.0, 7), (1500.0, 15)])
+def test_a_late_duel_ends_early_only_where_the_candidate_is_no_rival(spread_us: float, rounds: int) -> None:
+    session = SessionDouble(lambda schedule: spread_us if schedule == SPREAD else 1000.0, noise=0.01)
+    fought = duel(session, SPREAD, SEQUENTIAL, rounds=40, seconds=0.0)
+    assert isinstance(fought, Duel)
+    assert {len(column) for column in (fought.candidate_us, fought.base_us, fought.again_us)} == {rounds}
+
+
+_WILD = (500.0, 2000.0, 600.0, 1500.0) * 3, (1900.0, 550.0, 1600.0, 500.0) * 3
+# An A/A floor of 30 %, and one round in which everything takes ten times as long.
+_OUTLIER = (500.0, 1000.0, 700.0, 9000.0) * 3, (700.0, 1400.0, 980.0, 9500.0) * 3
+
+
+@pytest.mark.parametrize(
+    ("times_us", "factor", "told"), [(_WILD, 18.0, True), (_WILD, 2.0, False), (_OUTLIER, 9.0, True), (_OUTLIER, 1.3, False)]
+)
+def test_who_is_no_rival_has_lost_on_the_most_restless_machine(
+    times_us: tuple[tuple[float, ...], tuple[float, ...]], factor: float, told: bool
+) -> None:
+    base, again = times_us
+    candidate = tuple(factor * time_us for time_us in base)
+    times = Times({"sequential": [*base], "beam": [*candidate]}, {}, "sequential", [*again])
+    judgement = judge(times, ["beam"], ["sequential"], [], Duel(candidate, base, again))
+    assert judgement.restless
+    assert judgement.unstable is not told
+    assert ("too noisy" not in judgement.verdict) is told
+
+
 def test_a_gain_within_noise_keeps_the_best_sequential_schedule_and_says_why() -> None:
     _, judgement = run(1000.0, 1300.0, 990.0, noise=0.03)
     assert judgement.chosen == "sequential"

@@ -19,10 +19,11 @@ _LOST = -1e30
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A value, and the shape of the scores that it changes: theirs, or a view's of them."""
+    """A value, the shape of the scores that it changes (theirs, or a view's of them), and what it is multiplied by before."""
 
     value: int
     among: tuple[int, ...]
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,8 @@ def _mask(spell: Spelling, scores: Scores) -> Ref | None:
     made: Ref | None = None
     for each in scores.added:
         mask = laid_out(each)
+        if each.factor != 1.0:
+            mask = spell.call(aten.mul.Scalar, mask, each.factor)
         made = mask if made is None else spell.call(aten.add.Tensor, made, mask)
     if (hides := scores.hidden) is None:
         return made

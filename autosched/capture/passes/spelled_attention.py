@@ -135,7 +135,7 @@ class _Finder:
         product = self._product(node)
         if product is not None:
             return Scores(*product)
-        if node.target == "aten::add.Tensor" and node.argument("alpha") == 1:
+        if node.target in ("aten::add.Tensor", "aten::sub.Tensor"):
             return self._sum(node, value)
         if node.target == "aten::baddbmm.default":
             return self._product_and_mask(node, value)
@@ -143,7 +143,11 @@ class _Finder:
             return self._hiding(node, value)
         if (factor := _factor_of(node)) is not None:
             below = self._below(node, value)
-            return None if below is None or below.added or below.hidden is not None else replace(below, scale=below.scale * factor)
+            if below is None or below.hidden is not None:
+                return None
+            # Falcon with ALiBi multiplies what it has added, too.
+            added = tuple(replace(mask, factor=mask.factor * factor) for mask in below.added)
+            return replace(below, scale=below.scale * factor, added=added)
         if node.target == "aten::mul.Tensor":
             return self._by_heads(node, value)
         if (source := self._widened(node)) is not None:
@@ -193,21 +197,28 @@ class _Finder:
 
     def _sum(self, node: Node, value: int) -> Scores | None:
         one, other = node.tensor("self"), node.tensor("other")
-        if one is None or other is None or one == other:
+        factor = node.argument("alpha")
+        if node.argument("other") == 0:
+            # XLNet without segments.
+            return self._below(node, value)
+        if one is None or other is None or one == other or isinstance(factor, bool) or not isinstance(factor, int | float):
             return None
-        for scores, mask in ((one, other), (other, one)):
+        # XLNet and Funnel take a mask away.
+        factor = float(factor if node.kind == "aten::add" else -factor)
+        for scores, mask in ((one, other), (other, one)) if factor == 1.0 else ((one, other),):
             if self.draft.specs[scores].shape == self.draft.specs[value].shape:
                 below = self._scores(scores)
                 if below is not None and below.hidden is None:
-                    return replace(below, added=(*below.added, Mask(mask, self.draft.specs[value].shape)))
+                    return replace(below, added=(*below.added, Mask(mask, self.draft.specs[value].shape, factor)))
         return None
 
     def _product_and_mask(self, node: Node, value: int) -> Scores | None:
-        """As ``torch.nn.MultiheadAttention`` has it."""
+        """As ``torch.nn.MultiheadAttention`` has it; BLOOM scales the product, and in Megatron-LM nothing of the first matrix counts."""
         mask, query, turned = node.tensor("self"), node.tensor("batch1"), node.tensor("batch2")
-        if mask is None or query is None or turned is None or (node.argument("beta"), node.argument("alpha")) != (1, 1):
+        beta, scale = node.argument("beta"), node.argument("alpha")
+        if mask is None or query is None or turned is None or beta not in (0, 1) or not isinstance(scale, int | float):
             return None
-        return Scores(query, turned, added=(Mask(mask, self.draft.specs[value].shape),))
+        return Scores(query, turned, float(scale), added=(Mask(mask, self.draft.specs[value].shape),) if beta else ())
 
     def _below(self, node: Node, value: int) -> Scores | None:
         source = node.tensor("self")
