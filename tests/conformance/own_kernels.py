@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from autosched.capture.export import Captured
 from autosched.core.errors import UsageError
+from autosched.core.graph import OpGraph, ValueRole
 from autosched.core.schedule import Schedule, sequential
 from autosched.export.bundle import make_bundle, write_bundle
 from autosched.runtime.bundle.format import read_bundles
@@ -61,6 +63,13 @@ def save_with(path: Path, found: Captured, variant: int) -> int:
     evidence = evidence_for(len(graph), device, graph.hash)
     write_bundle(path, make_bundle(found.program, schedule, evidence, {}, device, software_key(), numerics=numerics_key("cpu")))
     return sum(map(bool, schedule.variant))
+
+
+def with_value(graph: OpGraph, index: int, *, role: ValueRole | None = None, **changes: Any) -> OpGraph:
+    """``graph`` in which one value has another role, or another spec."""
+    old = graph.values[index]
+    new = dataclasses.replace(old, spec=dataclasses.replace(old.spec, **changes), role=role or old.role)
+    return dataclasses.replace(graph, values=tuple(new if value is old else value for value in graph.values))
 
 
 def error_of(got: torch.Tensor, model: nn.Module, x: torch.Tensor) -> float:

@@ -25,22 +25,16 @@ class Attending {
   }
 
   void run() const {
-    const int64_t pairs = g.batch * g.heads, rounds = (g.queries + kQueries - 1) / kQueries;
-    const int64_t products = pairs * g.queries * g.keys * (g.width + g.features);
+    const int64_t products = g.batch * g.heads * g.queries * g.keys * (g.width + g.features);
     on_team(products < kLeastProducts ? 1 : g.threads, [&](int number, int count) {
-      const Share mine(pairs * rounds, number, count);
       float* const keys = attention_scratch.of(padded_keys * g.width + g.keys * padded_features + kQueries * padded_keys + room());
       float* const values = keys + padded_keys * g.width;
       float* const scores = values + g.keys * padded_features;
       float* const room = scores + kQueries * padded_keys;
-      int64_t there = -1;
-      for (int64_t unit = mine.first; unit < mine.last; ++unit) {
-        const int64_t item = unit / rounds / g.heads, head = unit / rounds % g.heads, shared = (unit / rounds - head % g.sharing);
-        if (shared != there) take_keys(item, head / g.sharing, keys, room), take_values(item, head / g.sharing, values);
-        there = shared;
-        const Share here(g.queries, static_cast<int>(unit % rounds), static_cast<int>(rounds));
+      const auto take = [&](int64_t item, int64_t shared) { take_keys(item, shared, keys, room), take_values(item, shared, values); };
+      head_by_head(g, kQueries, number, count, take, [&](int64_t item, int64_t head, const Share& here) {
         some(item, head, here, keys, values, scores, room);
-      }
+      });
     });
   }
 

@@ -39,7 +39,7 @@ class Chain {
     on_team(threads, [&](int number, int count) {
       const Share mine(g.batch * bands * blocks, number, count);
       for (int64_t unit = mine.first; unit < mine.last; ++unit) {
-        const Share band(g.out_height, static_cast<int>(unit / blocks % bands), static_cast<int>(bands));
+        const Share band(g.out_height, unit / blocks % bands, bands);
         some(unit / blocks / bands, band, unit % blocks);
       }
     });

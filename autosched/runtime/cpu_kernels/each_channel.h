@@ -95,13 +95,12 @@ class EachChannel {
   template <int Vectors, int Wide, int Step, int Count>
   void parts(int64_t line, int64_t channel) const {
     const int64_t top = line % g.out_height * g.step_down - g.top;
-    const int64_t begin = top >= 0 ? 0 : (-top + g.apart_down - 1) / g.apart_down;
-    const int64_t end = std::min(g.tall, top >= g.height ? 0 : (g.height - top + g.apart_down - 1) / g.apart_down);
+    const Inside rows(top, g.height, g.tall, g.apart_down);
     const float* const from = picture + line / g.out_height * g.batch_stride + top * g.row_stride + channel;
     for (int64_t across = 0; across < g.out_width; across += Count) {
       const int64_t left = across * g.step_across - g.left;
       const Part part{
-          from + left * g.column_stride, line * g.out_width + across, std::min<int64_t>(Count, g.out_width - across), left, begin, end, channel};
+          from + left * g.column_stride, line * g.out_width + across, std::min<int64_t>(Count, g.out_width - across), left, rows.begin, rows.end, channel};
       if constexpr (Wide == 0) {
         one<Vectors>(part);
       } else if (left >= 0 && left + (Count - 1) * Step + Wide <= g.width && part.count == Count) {

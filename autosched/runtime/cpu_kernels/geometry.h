@@ -1,6 +1,7 @@
 // What Python hands over beside addresses: whole numbers.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -23,5 +24,12 @@ float number_of(int64_t bits) {
   std::memcpy(&made, &low, sizeof(made));
   return made;
 }
+
+// Of ``taps`` that are ``apart``, the first of them at pixel ``from``: those that lie inside of ``size`` pixels.
+struct Inside {
+  Inside(int64_t from, int64_t size, int64_t taps, int64_t apart)
+      : begin(from >= 0 ? 0 : (-from + apart - 1) / apart), end(std::min(taps, from >= size ? 0 : (size - from + apart - 1) / apart)) {}
+  int64_t begin, end;
+};
 
 }  // namespace

@@ -130,13 +130,12 @@ class Grouped {
       for (next = std::max({next, top, int64_t{0}}); next < std::min(top + span, g.height); ++next) {
         take(picture + batch * g.batch_stride + next * g.row_stride + front.channel, taken, apart, copied + next % span * wide * apart);
       }
-      const int64_t begin = top >= 0 ? 0 : (-top + g.apart_down - 1) / g.apart_down;
-      const int64_t end = std::min(g.tall, top >= g.height ? 0 : (g.height - top + g.apart_down - 1) / g.apart_down);
+      const Inside rows(top, g.height, g.tall, g.apart_down);
       const int64_t pixel = (batch * g.out_height + line) * g.out_width;
       for (int64_t across = 0; across < g.out_width; across += kNeighbors) {
         const Part<Vectors> part{
-            places, copied + across * g.step_across * apart, apart, weights + 2 * block * kLanes * channels * g.tall * g.wide, top, begin, end,
-            pixel + across, std::min<int64_t>(kNeighbors, g.out_width - across)};
+            places, copied + across * g.step_across * apart, apart, weights + 2 * block * kLanes * channels * g.tall * g.wide, top,
+            rows.begin, rows.end, pixel + across, std::min<int64_t>(kNeighbors, g.out_width - across)};
         if (g.wide == 3 && g.apart_across == 1 && g.step_across == 1) {
           sum<Narrow, Vectors, 3, 1>(part);
         } else if (g.wide == 3 && g.apart_across == 1 && g.step_across == 2) {

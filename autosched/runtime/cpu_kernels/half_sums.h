@@ -100,7 +100,7 @@ class ByVectors {
     const int64_t channels = kPairs ? g.channels / 2 : g.channels, times = (count + kPixels - 1) / kPixels;
     blocks.each([&](const Weight* weights, int64_t feature, int64_t width, const void* ahead) {
       for (int64_t time = 0; time < times; ++time) {
-        const Share here(count, static_cast<int>(time), static_cast<int>(times));
+        const Share here(count, time, times);
         const int64_t some = here.last - here.first;
         const Rows rows{numbers + here.first * channels, channels, sums, kBlock, false, false, time == 0 ? ahead : nullptr};
         width == kBlock ? ::block<Factors, 2, false>(some, rows, weights, channels, {})
@@ -140,7 +140,7 @@ class ByTiles {
       for (int64_t channel = 0; channel < g.channels; channel += step) {
         const int64_t channels = std::min(step, g.channels - channel);
         for (int64_t time = 0; time < times; ++time) {
-          const Share here(count, static_cast<int>(time), static_cast<int>(times));
+          const Share here(count, time, times);
           const int64_t some = here.last - here.first, pace = (last.count * kTileChannels + channels - 1) / channels;
           const TileRows rows{numbers + here.first * g.channels + channel, g.channels, sums + here.first * kBlock, kBlock, channel > 0};
           tile_block<Kind>(some, rows, weights + channel / 2 * width, channels, width, times > kFewTimes ? nullptr : ahead, [&] { last.finish_some(pace, finish); });
@@ -187,12 +187,12 @@ void multiply_all(const HalfLayer& g, const Half* source, const Half* weights, F
   const int64_t threads = Way::products(g, all) < kLeastProducts ? 1 : g.threads;
   const bool heavy = Way::heavy(g, all, padded) && blocks >= threads;
   on_team(threads, [&](int number, int count) {
-    const Share rows(g.rows, heavy ? 0 : number, heavy ? 1 : count), those(blocks, heavy ? number : 0, heavy ? count : 1);
+    const Share rows = share_if(!heavy, g.rows, number, count), those = share_if(heavy, blocks, number, count);
     if (rows.first == rows.last) return;
     const Way way(rows);
     const int64_t together = Way::together(g, heavy), rounds = (rows.last - rows.first + together - 1) / together;
     for (int64_t round = 0; round < rounds; ++round) {
-      const Share here(rows.last - rows.first, static_cast<int>(round), static_cast<int>(rounds));
+      const Share here(rows.last - rows.first, round, rounds);
       const int64_t first = rows.first + here.first, some = here.last - here.first, room = Way::room_for_sums(some);
       float* const sums = autosched_scratch(room + Way::room_for_numbers(g, some));
       const auto* const numbers = Way::ready(g, source + first * g.channels, some, sums + room);

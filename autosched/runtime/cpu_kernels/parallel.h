@@ -49,11 +49,14 @@ void all_are_here(int count) {
   if (count > 1) GOMP_barrier();
 }
 
-// The share of ``all`` that one of ``count`` threads has.
+// The share of ``all`` that one of ``count`` threads has, or one of so many rounds.
 struct Share {
   Share(int64_t first, int64_t last) : first(first), last(last) {}
-  Share(int64_t all, int number, int count) : first(all * number / count), last(all * (number + 1) / count) {}
+  Share(int64_t all, int64_t number, int64_t count) : first(all * number / count), last(all * (number + 1) / count) {}
   int64_t first, last;
 };
+
+// A thread's share of ``all`` if that is ``divided`` among them, else all of it.
+Share share_if(bool divided, int64_t all, int number, int count) { return divided ? Share(all, number, count) : Share(0, all); }
 
 }  // namespace

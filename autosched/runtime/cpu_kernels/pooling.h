@@ -28,14 +28,12 @@ struct Pooled {
 constexpr int64_t kPooledVectors = 4, kPooledLines = 8;
 
 // Of the taps around a place, along a line or a column: those that lie inside of the picture, and how many a mean counts.
-struct Reach {
-  Reach(int64_t place, int64_t size, int64_t step, int64_t before, int64_t taps, int64_t apart, bool padding) {
-    from = place * step - before;
-    begin = from >= 0 ? 0 : (-from + apart - 1) / apart;
-    end = std::min(taps, from >= size ? 0 : (size - from + apart - 1) / apart);
+struct Reach : Inside {
+  Reach(int64_t place, int64_t size, int64_t step, int64_t before, int64_t taps, int64_t apart, bool padding)
+      : Inside(place * step - before, size, taps, apart), from(place * step - before) {
     counted = padding ? std::min(from + taps, size + before) - from : end - begin;
   }
-  int64_t from, begin, end, counted;
+  int64_t from, counted;
 };
 
 // Each line of results has the rows that belong to it put together first, and then the columns of what that makes.
@@ -51,7 +49,7 @@ class Pool {
     on_team(numbers < kLeastProducts ? 1 : g.threads, [&](int number, int count) {
       // Of few lines, each thread has some channels.
       const bool few = lines < count;
-      const Share mine(lines, few ? 0 : number, few ? 1 : count), those(blocks, few ? number : 0, few ? count : 1);
+      const Share mine = share_if(!few, lines, number, count), those = share_if(few, blocks, number, count);
       const int64_t first = those.first * kTogether, channels = std::min(those.last * kTogether, g.channels) - first;
       if (channels <= 0) return;
       float* const rows = autosched_scratch(g.width * channels);

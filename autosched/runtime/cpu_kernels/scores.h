@@ -87,6 +87,21 @@ float powers(float* scores, int64_t count, int64_t all) {
 
 thread_local Scratch attention_scratch;
 
+// A thread's share of all queries, some of a head at a time, ``most`` of them: ``some(item, head, queries)``. Before the first of those that share keys
+// and values, ``take(item, shared)``, in the order of these.
+template <typename Take, typename Some>
+void head_by_head(const Attention& g, int64_t most, int number, int count, Take take, Some some) {
+  const int64_t rounds = (g.queries + most - 1) / most;
+  const Share mine(g.batch * g.heads * rounds, number, count);
+  int64_t there = -1;
+  for (int64_t unit = mine.first; unit < mine.last; ++unit) {
+    const int64_t each = unit / rounds, item = each / g.heads, head = each % g.heads, first = each - head % g.sharing;
+    if (first != there) take(item, head / g.sharing);
+    there = first;
+    some(item, head, Share(g.queries, unit % rounds, rounds));
+  }
+}
+
 // Masks of booleans or of numbers, or none.
 template <typename Numbers>
 class Hiding {

@@ -34,11 +34,11 @@ class Summed {
     const int64_t blocks = (padded + kBlock - 1) / kBlock;
     const bool heavy = sum * padded > 2 * pixels * (g.channels + padded) && blocks >= threads;
     on_team(threads, [&](int number, int count) {
-      const Share rows(pixels, heavy ? 0 : number, heavy ? 1 : count), those(blocks, heavy ? number : 0, heavy ? count : 1);
+      const Share rows = share_if(!heavy, pixels, number, count), those = share_if(heavy, blocks, number, count);
       const int64_t together = heavy && as_they_lie ? kMostRows : turned ? 2 * kPixels : kPixels;
       const int64_t rounds = (rows.last - rows.first + together - 1) / together;
       for (int64_t round = 0; round < rounds; ++round) {
-        const Share here(rows.last - rows.first, static_cast<int>(round), static_cast<int>(rounds));
+        const Share here(rows.last - rows.first, round, rounds);
         const int64_t first = rows.first + here.first;
         // In later rounds a core's own caches have them, unless they are too many.
         const bool fetched = round == 0 || sum * padded > kCachedWeights;

@@ -56,19 +56,12 @@ class TiledAttending {
   }
 
   void run() const {
-    const int64_t pairs = g.batch * g.heads, rounds = (g.queries + kTiledRows - 1) / kTiledRows;
-    const int64_t products = pairs * g.queries * g.keys * (g.width + g.features);
+    const int64_t products = g.batch * g.heads * g.queries * g.keys * (g.width + g.features);
     on_team(products < kLeastTiled ? 1 : g.threads, [&](int number, int count) {
-      const Share mine(pairs * rounds, number, count);
       const Room room(*this);
       const TilesOf shaped(std::min(g.queries, kTileRows));
-      int64_t there = -1;
-      for (int64_t unit = mine.first; unit < mine.last; ++unit) {
-        const int64_t item = unit / rounds / g.heads, head = unit / rounds % g.heads, shared = unit / rounds - head % g.sharing;
-        if (shared != there) take_keys(item, head / g.sharing, room.keys), take_values(item, head / g.sharing, room.values);
-        there = shared;
-        some(item, head, Share(g.queries, static_cast<int>(unit % rounds), static_cast<int>(rounds)), room);
-      }
+      const auto take = [&](int64_t item, int64_t shared) { take_keys(item, shared, room.keys), take_values(item, shared, room.values); };
+      head_by_head(g, kTiledRows, number, count, take, [&](int64_t item, int64_t head, const Share& here) { some(item, head, here, room); });
     });
   }
 
@@ -136,8 +129,7 @@ class TiledAttending {
 
   // The first ``count`` numbers of a vector, or all if there are more, as whole numbers; the others are zeros.
   static Bits numbers_of(const Half* from, int64_t count) {
-    const auto there = static_cast<__mmask16>(count >= kLanes ? 0xffff : (1 << std::max<int64_t>(count, 0)) - 1);
-    return wide(reinterpret_cast<Halves>(_mm256_maskz_loadu_epi16(there, from)));
+    return wide(reinterpret_cast<Halves>(_mm256_maskz_loadu_epi16(lanes_of(std::max<int64_t>(count, 0)), from)));
   }
 
   void some(int64_t item, int64_t head, const Share& here, const Room& room) const {

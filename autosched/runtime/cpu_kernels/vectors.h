@@ -54,11 +54,16 @@ Vector multiply_add(Vector factor, Vector number, Vector sum) {
 #endif
 }
 
+#if defined(__AVX512F__)
+// The lanes of the first ``count`` numbers of a vector, or of all if there are more.
+__mmask16 lanes_of(int64_t count) { return static_cast<__mmask16>(count >= kLanes ? 0xffff : (1u << count) - 1); }
+#endif
+
 // The first ``count`` numbers of a vector, or all if there are more; the others are zeros.
 Vector load_some(const float* from, int64_t count) {
   if (count >= kLanes) return load<Vector>(from);
 #if defined(__AVX512F__)
-  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);
+  return _mm512_maskz_loadu_ps(lanes_of(count), from);
 #else
   Vector made = {};
   std::memcpy(&made, from, count * sizeof(float));
@@ -69,7 +74,7 @@ Vector load_some(const float* from, int64_t count) {
 void store_some(float* to, Vector value, int64_t count) {
   if (count >= kLanes) return store(to, value);
 #if defined(__AVX512F__)
-  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), value);
+  _mm512_mask_storeu_ps(to, lanes_of(count), value);
 #else
   std::memcpy(to, &value, count * sizeof(float));
 #endif
@@ -80,7 +85,7 @@ template <bool All>
 class Some {
  public:
 #if defined(__AVX512F__)
-  explicit Some(int64_t count) : mask(static_cast<__mmask16>(count >= kLanes ? 0xffff : (1u << count) - 1)) {}
+  explicit Some(int64_t count) : mask(lanes_of(count)) {}
   Vector load(const float* from) const { return All ? ::load<Vector>(from) : static_cast<Vector>(_mm512_maskz_loadu_ps(mask, from)); }
   void store(float* to, Vector value) const { All ? ::store(to, value) : _mm512_mask_storeu_ps(to, mask, value); }
 

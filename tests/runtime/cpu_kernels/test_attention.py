@@ -31,6 +31,7 @@ from tests.conformance.own_kernels import (
     having,
     library_of,
     save_with,
+    with_value,
 )
 
 OWN = Variant.OWN_ATTENTION
@@ -251,12 +252,6 @@ def _call_and_graph() -> tuple[Call, OpGraph]:
     return call, graph
 
 
-def _changed(graph: OpGraph, index: int, **changes: Any) -> OpGraph:
-    values = list(graph.values)
-    values[index] = dataclasses.replace(values[index], spec=dataclasses.replace(values[index].spec, **changes))
-    return dataclasses.replace(graph, values=tuple(values))
-
-
 @pytest.mark.parametrize(
     ("place", "changes"),
     [
@@ -287,7 +282,7 @@ def test_forms_that_the_kernel_takes_for_granted(place: int, changes: dict[str, 
     call, graph = _call_and_graph()
     assert read_attention(call, graph, {}) is not None
     index = [*call.reads(), call.outputs[0]][place]
-    assert read_attention(call, _changed(graph, index, **changes), {}) is None
+    assert read_attention(call, with_value(graph, index, **changes), {}) is None
 
 
 def test_calls_with_other_arguments_are_not_read() -> None:

@@ -39,6 +39,7 @@ from tests.conformance.own_kernels import (
     error_of,
     library_of,
     save_with,
+    with_value,
 )
 
 OWN = Variant.OWN_CONVOLUTION
@@ -356,10 +357,7 @@ def test_forms_that_the_kernel_takes_for_granted(of: str, changes: dict[str, obj
     call, graph = _call_and_graph("one by one")
     found = read_convolution(call, graph)
     assert found is not None
-    value = graph.values[getattr(found, of)]
-    changed = dataclasses.replace(value, spec=dataclasses.replace(value.spec, **changes))
-    values = tuple(changed if each.index == value.index else each for each in graph.values)
-    assert read_convolution(call, dataclasses.replace(graph, values=values)) is None
+    assert read_convolution(call, with_value(graph, getattr(found, of), **changes)) is None
 
 
 def test_a_residual_of_the_operators_own_is_not_taken_for_a_value() -> None:

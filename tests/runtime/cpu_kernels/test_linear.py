@@ -40,6 +40,7 @@ from tests.conformance.own_kernels import (
     error_of,
     library_of,
     save_with,
+    with_value,
 )
 
 OWN = Variant.OWN_PRODUCT
@@ -264,15 +265,6 @@ def _call_and_program(name: str) -> tuple[Call, Captured]:
     return call, found
 
 
-def _changed(found: Captured, value: int, **changes: object) -> object:
-    graph = found.program.graph
-    old = graph.values[value]
-    fields = {name: change for name, change in changes.items() if name == "role"}
-    spec = dataclasses.replace(old.spec, **{name: change for name, change in changes.items() if name != "role"})  # type: ignore[arg-type]
-    new = dataclasses.replace(old, spec=spec, **fields)  # type: ignore[arg-type]
-    return dataclasses.replace(graph, values=tuple(new if item.index == value else item for item in graph.values))
-
-
 @pytest.mark.parametrize(
     ("of", "changes"),
     [
@@ -293,12 +285,12 @@ def _changed(found: Captured, value: int, **changes: object) -> object:
         ("made", {"shape": (2, 13, 32)}),
     ],
 )
-def test_forms_that_the_kernel_takes_for_granted(of: str, changes: dict[str, object]) -> None:
+def test_forms_that_the_kernel_takes_for_granted(of: str, changes: dict[str, Any]) -> None:
     """Where one of them is another in a file, memory beside a tensor would be read or written."""
     call, found = _call_and_program("linear")
     item = read_linear(call, found.program.graph)
     assert item is not None
-    assert read_linear(call, _changed(found, getattr(item, of), **changes)) is None  # type: ignore[arg-type]
+    assert read_linear(call, with_value(found.program.graph, getattr(item, of), **changes)) is None
 
 
 def test_the_stride_of_a_dimension_with_one_element_does_not_count() -> None:

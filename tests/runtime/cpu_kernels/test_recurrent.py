@@ -22,7 +22,14 @@ from autosched.runtime.inductor.common import Refused
 from autosched.runtime.instructions import RunKernel, instructions_of
 from autosched.runtime.kernels import bind
 from autosched.runtime.regions.pieces import offered_variants
-from tests.conformance.own_kernels import assert_degraded_without, assert_instructions_and_lanes_agree, bound_with, library_of, save_with
+from tests.conformance.own_kernels import (
+    assert_degraded_without,
+    assert_instructions_and_lanes_agree,
+    bound_with,
+    library_of,
+    save_with,
+    with_value,
+)
 
 OWN = Variant.OWN_RECURRENCE
 
@@ -180,10 +187,8 @@ def test_forms_that_the_kernel_takes_for_granted(of: str, changes: dict[str, obj
     call, graph = _call_and_graph()
     found = read_recurrence(call, graph)
     assert found is not None
-    value = graph.values[found.weights[0] if of == "weight" else getattr(found, of)]
-    changed = dataclasses.replace(value, spec=dataclasses.replace(value.spec, **changes))
-    values = tuple(changed if each.index == value.index else each for each in graph.values)
-    assert read_recurrence(call, dataclasses.replace(graph, values=values)) is None
+    index = found.weights[0] if of == "weight" else getattr(found, of)
+    assert read_recurrence(call, with_value(graph, index, **changes)) is None
 
 
 def test_calls_with_other_arguments_are_not_read() -> None:
@@ -201,10 +206,7 @@ def test_calls_with_other_arguments_are_not_read() -> None:
     assert [read_recurrence(dataclasses.replace(call, args=args), graph) for args in others] == [None] * len(others)
     found = read_recurrence(call, graph)
     assert found is not None
-    values = tuple(
-        dataclasses.replace(value, role=ValueRole.INTERMEDIATE) if value.index == found.weights[3] else value for value in graph.values
-    )
-    assert read_recurrence(call, dataclasses.replace(graph, values=values)) is None
+    assert read_recurrence(call, with_value(graph, found.weights[3], role=ValueRole.INTERMEDIATE)) is None
 
 
 def test_weights_are_packed_gate_by_gate() -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import autosched
 from autosched.capture.export import Captured, capture
 from autosched.core.errors import UsageError
-from autosched.core.graph import OpGraph, Value, ValueRole
+from autosched.core.graph import OpGraph, ValueRole
 from autosched.core.program import Call, Ref
 from autosched.core.schedule import sequential
 from autosched.core.variants import Lowering, Variant
@@ -38,7 +38,16 @@ from autosched.runtime.plan import make_plan
 from autosched.runtime.regions.library import region_library
 from autosched.runtime.regions.pieces import offered_variants
 from autosched.runtime.verdict import Compatibility, check_bundle
-from tests.conformance.own_kernels import CPU, assert_instructions_and_lanes_agree, bound_with, error_of, having, library_of, save_with
+from tests.conformance.own_kernels import (
+    CPU,
+    assert_instructions_and_lanes_agree,
+    bound_with,
+    error_of,
+    having,
+    library_of,
+    save_with,
+    with_value,
+)
 
 BOTH = (Variant.WINOGRAD_2, Variant.WINOGRAD_4)
 Body = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -166,24 +175,22 @@ def _call_and_graph(body: Body) -> tuple[Call, OpGraph]:
     return call, found.program.graph
 
 
-def _with_value(graph: OpGraph, changed: Value) -> OpGraph:
-    return dataclasses.replace(graph, values=tuple(changed if value.index == changed.index else value for value in graph.values))
-
-
 @pytest.mark.parametrize("strides", [(0,), (2,), ()])
 def test_a_bias_whose_numbers_are_apart_in_memory_is_not_read(strides: tuple[int, ...]) -> None:
     """The kernel would read behind the end of the only number of an expanded one."""
     call, graph = _call_and_graph(COMPUTED["plain"])
-    bias = graph.values[(read_winograd(call, graph) or pytest.fail("it is none")).bias or 0]
-    apart = dataclasses.replace(bias, spec=dataclasses.replace(bias.spec, strides=strides))
-    assert read_winograd(call, _with_value(graph, apart)) is None
+    found = read_winograd(call, graph)
+    assert found is not None
+    assert found.bias is not None
+    assert read_winograd(call, with_value(graph, found.bias, strides=strides)) is None
 
 
 @pytest.mark.parametrize("role", [ValueRole.INPUT, ValueRole.INTERMEDIATE])
 def test_weights_that_are_not_constant_stay_as_they_are(role: ValueRole) -> None:
     call, graph = _call_and_graph(COMPUTED["plain"])
-    weight = graph.values[(read_winograd(call, graph) or pytest.fail("it is none")).weight]
-    assert read_winograd(call, _with_value(graph, dataclasses.replace(weight, role=role))) is None
+    found = read_winograd(call, graph)
+    assert found is not None
+    assert read_winograd(call, with_value(graph, found.weight, role=role)) is None
 
 
 def test_where_a_result_is() -> None:

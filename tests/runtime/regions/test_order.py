@@ -6,10 +6,12 @@ import torch
 from torch import nn
 
 from autosched.capture.export import capture
+from autosched.core.graph import OpGraph, TensorSpec, Value, ValueRole
+from autosched.core.program import Call, Ref
 from autosched.core.variants import Lowering, Variant
 from autosched.runtime.regions.library import RegionLibrary
 from autosched.runtime.regions.order import Wanted, gain_bytes, most_gain_first
-from autosched.runtime.regions.pieces import pieces_of
+from autosched.runtime.regions.pieces import Piece, pieces_of
 
 
 class Uneven(nn.Module):
@@ -74,3 +76,26 @@ def test_a_region_saves_what_its_calls_move_between_them() -> None:
     # Each value between two calls is written once and read once.
     between = 2 * (calls - 1) * 900 * 64 * 4
     assert gain_bytes(piece, graph) >= between
+
+
+def gain_of(rows: int, *calls: Call) -> int:
+    """Of a piece that reads value 0 and writes value 2: floats, ``[rows, 64]``, as value 1 is; value 3 is a matrix of as many columns."""
+    shapes = [(rows, 64)] * 3 + [(64, 64)]
+    specs = [TensorSpec(shape, "float32", (64, 1)) for shape in shapes]
+    roles = [ValueRole.INPUT, ValueRole.INTERNAL, ValueRole.INTERMEDIATE, ValueRole.CONSTANT]
+    values = tuple(Value(index, *each, index) for index, each in enumerate(zip(specs, roles, strict=True)))
+    reads = tuple(value for value in (0, 3) if any(value in call.reads() for call in calls))
+    return gain_bytes(Piece(calls, reads, (2,), compiled=True), OpGraph((), values, (0,), (2,)))
+
+
+def test_what_is_saved_is_what_is_between_and_what_calls_take() -> None:
+    one, two = Call("aten::tanh.default", (Ref(0),), (), (1,)), Call("aten::sort.default", (Ref(1),), (), (2, -1))
+    alone = Call("aten::tanh.default", (Ref(0),), (), (2,))
+    # Written and read.
+    assert gain_of(20, one, two) - gain_of(10, one, two) == 2 * 10 * 64 * 4
+    # Nothing, of a single call; nor do results count that nobody reads, or what is read twice.
+    assert gain_of(10, alone) == 0
+    assert gain_of(20, one, Call("aten::mul.Tensor", (Ref(1), Ref(1)), (), (2,))) == gain_of(20, one, two)
+    # A matrix is read as it is kept where a few rows are multiplied with it.
+    product = Call("aten::linear.default", (Ref(1), Ref(3)), (), (2,))
+    assert gain_of(1, one, product) - gain_of(1, one, two) == 64 * 4 + 64 * 64 * 4
