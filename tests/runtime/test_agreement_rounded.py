@@ -70,13 +70,16 @@ def judged(device: _Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., fl
         with torch.no_grad():
             return [device.off(factor * model.linear(inputs[0]), -1.0)]
 
-    def judge(*, kind: str = "cuda", function: float = 1.0, graph: float = 1.0, compiled: bool = False) -> float:
+    def judge(
+        *, kind: str = "cuda", function: float = 1.0, graph: float = 1.0, in_order: float | None = None, compiled: bool = False
+    ) -> float:
         bound: Any = SimpleNamespace(device=torch.device(kind), run=lambda inputs: run(inputs, function))
         bundle: Any = SimpleNamespace(program=program, schedule=SimpleNamespace(variant=(int(compiled),)))
         with torch.no_grad():
             answer = model(x)
         its = Comparison(model, bound.device, "the schedule")
-        return its._agree(bundle, bound, run([x], function * graph), [x], answer)
+        beside = None if in_order is None else run([x], in_order)
+        return its._agree(bundle, bound, run([x], function * graph), [x], answer, beside)
 
     return judge
 
@@ -111,6 +114,14 @@ def test_operators_of_other_widths_may_be_apart_by_what_a_cpu_rounds_to(judged: 
     judged(kind="cpu", graph=1.003)
     with pytest.raises(IncompatibleArtifact, match="from those of its operators one after another"):
         judged(kind="cpu", graph=1.2)
+
+
+def test_operators_that_compute_something_else_in_order_are_refused(judged: Callable[..., float], device: _Device) -> None:
+    device.as_on = {}
+    with device.full():
+        assert judged(in_order=1.0) == judged() < 1e-6
+        with pytest.raises(IncompatibleArtifact, match="outputs differ from the model's"):
+            judged(in_order=1.5)
 
 
 def test_a_graph_that_computes_something_else_than_its_operators_is_refused(judged: Callable[..., float]) -> None:

@@ -291,8 +291,11 @@ def test_programs_are_only_read_never_changed_by_a_load(model: TwoBranches) -> N
     assert two_branches_program(model)[0] == bundle.program
 
 
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("described", [{"mean": 0.0, "std": 0.0}, {"mean": 0.0, "std": 0.0, "high": 1}, {"mean": 1e6, "std": 1.0}])
-def test_inputs_that_would_hide_another_computation_are_not_the_only_ones_tried(model: TwoBranches, described: dict[str, Any]) -> None:
+def test_inputs_that_would_hide_another_computation_are_not_the_only_ones_tried(
+    model: TwoBranches, described: dict[str, Any], alone: bool
+) -> None:
     class Saturated(TwoBranches):
         """As the schedule wherever ``x`` is zero, or far from it; something else in between."""
 
@@ -302,7 +305,9 @@ def test_inputs_that_would_hide_another_computation_are_not_the_only_ones_tried(
             return {**result, "sum": result["sum"] + ordinary.float()}
 
     bundle = two_branches_bundle(model)
-    inputs = tuple(dataclasses.replace(item, **described) for item in bundle.program.inputs)
+    x, *others = bundle.program.inputs
+    hidden = [dataclasses.replace(item, **described) for item in (x, *others)]
+    inputs = (hidden[0], *(others if alone else hidden[1:]))
     with pytest.raises(IncompatibleArtifact, match="outputs differ from the model's"):
         load(rebuilt(bundle, inputs=inputs), Saturated().eval(), strict=True)
 

@@ -39,3 +39,20 @@ def test_what_a_model_reads_beside_its_schedule_is_no_change_by_another_thread()
     assert autosched.load(fixed, models[0], strict=True).report().scheduled
     with pytest.raises(IncompatibleArtifact, match=r"changes its buffer 0\.membrane at each call, and the schedule does not"):
         autosched.load(free, models[1], strict=True)
+
+
+class Leaving(nn.Module):
+    """Leaves what it has computed where the next call, or its caller, may look for it: in a plain attribute."""
+
+    hidden: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.hidden = x * 2
+        return self.hidden + 1
+
+
+def test_a_schedule_that_does_not_leave_what_each_call_leaves_is_refused() -> None:
+    model = nn.Sequential(Leaving()).eval()
+    data = bundle_bytes(copy.deepcopy(model), (X,))
+    with pytest.raises(IncompatibleArtifact, match=r"each call leaves another tensor in the model's attribute '0\.hidden'.*keep in a buffer"):
+        autosched.load(data, model, strict=True)
