@@ -54,5 +54,6 @@ class Leaving(nn.Module):
 def test_a_schedule_that_does_not_leave_what_each_call_leaves_is_refused() -> None:
     model = nn.Sequential(Leaving()).eval()
     data = bundle_bytes(copy.deepcopy(model), (X,))
-    with pytest.raises(IncompatibleArtifact, match=r"each call leaves another tensor in the model's attribute '0\.hidden'.*keep in a buffer"):
+    said = r"each call leaves another tensor in the model's attribute '0\.hidden'.*keep in a buffer"
+    with pytest.raises(IncompatibleArtifact, match=said):
         autosched.load(data, model, strict=True)
