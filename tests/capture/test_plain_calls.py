@@ -57,10 +57,12 @@ def test_booleans_times_nothing_are_not_added(added: Callable[[torch.Tensor, int
     assert not [call for call in calls if call.target.startswith("aten::add")]
 
 
+# From PyTorch 2.15 on, the first is of a complex type of its own, which it does not multiply on a CPU.
 @pytest.mark.parametrize("function", [
+    *([] if torch.__version__ >= (2, 15) else [lambda x: x.bfloat16() * 1j]),
     lambda x: x * 1j, lambda x: x + (1 + 2j), lambda x: 2j - x, lambda x: 1j / (x + 3), lambda x: x.to(torch.complex64) ** 2j,
     lambda x: torch.where(x > 0, 1j, x), lambda x: torch.where(x > 0, x, -1j), lambda x: torch.exp(1j * x), lambda x: x.sum() * 1j,
-    lambda x: x.double() * (0.1 + 1j), lambda x: x.half() * 1j, lambda x: x.bfloat16() * 1j, lambda x: x.long() + 1j,
+    lambda x: x.double() * (0.1 + 1j), lambda x: x.half() * 1j, lambda x: x.long() + 1j,
     lambda x: torch.fft.fft(x).mul_(0.5j),
 ])  # fmt: skip
 def test_complex_numbers_are_tensors(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
