@@ -20,6 +20,7 @@ from autosched.core.python_command import imports_done
 from autosched.core.records import Failure, FailureKind
 from autosched.device.registrations import register_there
 from autosched.device.worker_messages import BOARD, LENGTH, Answer, Broken, Done, Ready, Request, pack, read_request
+from autosched.runtime.no_memory import tells_of_no_memory
 from autosched.runtime.orphans import begin_serving
 
 COMPILE_S = 1800.0
@@ -118,8 +119,7 @@ def describe(error: BaseException) -> Failure:
         text = f"{type(error).__name__}: {error}"
     except Exception:
         text = f"{type(error).__name__} (which cannot be printed)"
-    lowered = text.lower()
-    if isinstance(error, MemoryError) or "can't allocate memory" in lowered or "not enough memory" in lowered or "out of memory" in lowered:
+    if isinstance(error, MemoryError) or tells_of_no_memory(text):
         return Failure(FailureKind.OOM, text[:2000])
     if isinstance(error, IllegalSchedule):
         return Failure(FailureKind.ILLEGAL, text[:2000])

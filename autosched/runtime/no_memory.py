@@ -6,8 +6,9 @@ import torch
 
 from autosched.core.errors import AutoschedError, ShortOfMemory
 
-# How PyTorch's allocator for CPUs says that there is none, the driver of a GPU, and cuBLAS and cuDNN in the names of their status codes.
-_WORDS = ("out of memory", "alloc_failed", "allocate memory", "not enough memory")
+# How PyTorch's allocator for CPUs says that there is none, the driver of a GPU, cuBLAS and cuDNN in the names of their status codes, and
+# C++ itself, which is no MemoryError from PyTorch 2.15 on.
+_WORDS = ("out of memory", "alloc_failed", "allocate memory", "not enough memory", "bad_alloc")
 
 # What to do about it, at the end of a message.
 ROOM = "There is not enough memory for it beside the model: free some and load again, or keep fewer shapes in memory (max_shapes)."
@@ -42,5 +43,10 @@ def _says_so(error: BaseException) -> bool:
     # What autosched says of another's error quotes it, and what a file is named.
     if isinstance(error, AutoschedError):
         return False
-    first = str(error).partition("\n")[0].lower()
-    return any(words in first for words in _WORDS)
+    return tells_of_no_memory(str(error).partition("\n")[0])
+
+
+def tells_of_no_memory(text: str) -> bool:
+    """Whether what an error says is that there was none."""
+    lowered = text.lower()
+    return any(words in lowered for words in _WORDS)

@@ -325,6 +325,7 @@ if which == 2: torch.empty(1 << 60)
 if which == 3: raise ValueError("unusual shape")
 if which == 4: raise Local(threading.Lock())
 if which == 5: raise Mute()
+if which == 6: raise RuntimeError("std::bad_alloc")
 kernel(slots)
 """
 
@@ -340,6 +341,7 @@ def test_an_exception_arrives_as_text_and_kills_nobody(opened: Open, program: Pr
             (FailureKind.CRASH, "ValueError: unusual shape"),
             (FailureKind.CRASH, "Local"),
             (FailureKind.CRASH, "Mute"),
+            (FailureKind.OOM, "bad_alloc"),
         ]
     ):
         (tmp_path / "which").write_text(str(which))

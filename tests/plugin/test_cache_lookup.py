@@ -243,7 +243,8 @@ def test_parts_that_no_backend_is_asked_for_are_told_before_the_first_call(kind:
         run = autosched.compile(model)
     assert [item.filename for item in said] == [__file__]
     require_same(run(x), model(x))
-    assert plugin.reports() == []
+    # What is behind such a part may be a graph of its own.
+    assert all(report.operators == 1 for report in plugin.reports())
     with pytest.raises(UnsupportedGraph, match=kind.__name__):
         autosched.compile(model, strict=True)
     # As the message says.

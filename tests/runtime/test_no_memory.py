@@ -246,6 +246,7 @@ class Room:
 
 NO_ROOM: dict[str, Callable[[], Exception]] = {
     "PyTorch's allocator": lambda: torch.OutOfMemoryError("CUDA out of memory"),
+    "C++'s": lambda: RuntimeError("std::bad_alloc"),
     "a CPU's": lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
     "a capture": lambda: ShortOfMemory("the schedule cannot be captured here: OutOfMemoryError: CUDA out of memory."),
 }
