@@ -124,8 +124,7 @@ def require_true_for_all_inputs(node: torch.fx.Node, depends: bool) -> None:
         return
     place = source_of(node.meta.get("stack_trace")) or "a place export did not record"
     said = f" ({node.args[1]!r})" if len(node.args) > 1 else ""
-    # What PyTorch's distributions say of an argument, from 2.15 on.
-    advice = f" {_UNCHECKED}" if "distribution constraint" in said else ""
+    advice = f" {_UNCHECKED}" if "distribution constraint" in said else ""  # as PyTorch's own say it from 2.15 on
     raise UnsupportedGraph(f"{target._schema.name} at {place}{said} {_asserts_of_values(place)}{advice}")
 
 

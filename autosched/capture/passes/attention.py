@@ -7,11 +7,10 @@ from __future__ import annotations
 import torch
 
 from autosched.capture.draft import Draft, Node, call
-from autosched.capture.passes.identities import drop_unchanged
+from autosched.capture.passes.identities import copied_from, drop_unchanged
 from autosched.core.program import ConstantSource, Ref
 
 _ATTENTION = "aten::scaled_dot_product_attention"
-_COPIES = ("aten::clone.default", "aten::contiguous.default")
 
 
 def settle_masks(draft: Draft) -> int:
@@ -81,9 +80,8 @@ def attend_in_place(draft: Draft) -> int:
         mapping: dict[int, int] = {}
         for name in ("query", "key", "value"):
             value = _tensor(node, name)
-            copy = producers.get(value)
-            source = copy.tensor("self") if copy is not None and copy.target in _COPIES else None
-            if source is not None and draft.specs[source].strides[-1:] == (1,) and draft.storage[source] not in written:
+            source = copied_from(value, producers, written, draft)
+            if source is not None and draft.specs[source].strides[-1:] == (1,):
                 mapping[value] = source
         node.substitute(mapping)
         read += len(mapping)

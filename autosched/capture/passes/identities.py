@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import copysign
 
 import torch
@@ -27,6 +27,7 @@ _NEUTRAL: dict[str, tuple[str, float]] = {
     "aten::add": ("other", -0.0), "aten::sub": ("other", 0.0), "aten::mul": ("other", 1), "aten::div": ("other", 1),
     "aten::pow": ("exponent", 1),
 }  # fmt: skip
+COPIES = ("aten::clone.default", "aten::contiguous.default")
 
 
 def drop_identities(draft: Draft) -> int:
@@ -91,6 +92,13 @@ def _candidate(node: Node, draft: Draft) -> int | None:
             # Beside complex numbers the scalar is one, and its imaginary zero makes other zeros, and NaN of infinity.
             return first.value if same and not dtype.is_complex else None
     return None
+
+
+def copied_from(value: int, producers: Mapping[int, Node], written: set[int], draft: Draft) -> int | None:
+    """What ``value`` is a copy of, if it is one and nothing changes that afterwards: its memory is among none that is ``written``."""
+    copy = producers.get(value)
+    source = copy.tensor("self") if copy is not None and copy.target in COPIES else None
+    return source if source is not None and draft.storage[source] not in written else None
 
 
 def same_layout(a: TensorSpec, b: TensorSpec) -> bool:

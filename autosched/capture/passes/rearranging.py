@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 
 from autosched.capture.arrangement import Arrangement, arrangement_of
 from autosched.capture.draft import Draft, Node
+from autosched.capture.passes.identities import COPIES
 from autosched.capture.passes.output_layout import format_of
 from autosched.capture.passes.views import RESHAPES, depends_on_strides, loosen_views
 from autosched.capture.region_kinds import is_anchor
@@ -20,7 +21,6 @@ from autosched.core.program import Ref
 aten = torch.ops.aten
 _OTHER_SHAPES = frozenset((*RESHAPES, "aten::flatten.using_ints", "aten::unflatten.int", "aten::unsqueeze.default", "aten::squeeze.dim"))
 _TURNS = ("aten::permute.default", "aten::transpose.int", "aten::t.default")
-_COPIES = ("aten::clone.default", "aten::contiguous.default")
 _SHUFFLE = aten.native_channel_shuffle.default
 # It has none for all numbers of eight bits, nor for all unsigned integers.
 _SHUFFLED = ("float32", "float64", "bfloat16", "float16")
@@ -77,7 +77,7 @@ def _chains(draft: Draft) -> list[list[Node]]:
 
 
 def _rearranges(node: Node) -> bool:
-    if node.target in _COPIES:
+    if node.target in COPIES:
         return node.argument("memory_format") is torch.contiguous_format
     return node.target in _OTHER_SHAPES or node.target in _TURNS
 

@@ -9,6 +9,7 @@ import torch
 
 from autosched.capture.draft import Draft, Node
 from autosched.capture.passes.attention import value_of
+from autosched.capture.passes.identities import copied_from
 from autosched.capture.passes.joined_attention import Attention, Hidden, Mask, Scores, joined, turns
 from autosched.capture.passes.views import RESHAPES
 from autosched.core.own_attention import fit_own_kernel
@@ -16,7 +17,6 @@ from autosched.core.program import Ref
 
 aten = torch.ops.aten
 _PRODUCTS = ("aten::matmul.default", "aten::bmm.default")
-_COPIES = ("aten::clone.default", "aten::contiguous.default")
 # Scores of this size, or smaller, leave nothing of their own weight beside any that a model computes.
 _HIDES = -1e4
 _SIXTEEN_BITS = ("bfloat16", "float16")
@@ -246,11 +246,8 @@ class _Finder:
 
     def _turned_back(self, turned: int) -> int | None:
         """The keys that ``turned`` is a view of, with its last two dimensions exchanged, or a copy of one: GCViT lays keys out anew."""
-        node = self.producers.get(turned)
-        source = node.tensor("self") if node is not None and node.target in _COPIES else None
-        # What is copied may be changed afterwards, if its memory is written at all.
-        if source is not None and self.draft.storage[source] not in self.written:
-            node = self.producers.get(source)
+        source = copied_from(turned, self.producers, self.written, self.draft)
+        node = self.producers.get(turned if source is None else source)
         dimensions = len(self.draft.specs[turned].shape)
         return node.tensor("self") if node is not None and turns(node, dimensions - 2, dimensions) else None
 
